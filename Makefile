@@ -1,0 +1,51 @@
+# The developer's whole interface. Needs Python 3.11+ and make; everything else goes into .venv.
+
+PYTHON ?= python3
+VENV := .venv
+BIN := $(VENV)/bin
+STAMP := $(VENV)/.installed
+# Every version is pinned, also in pip's isolated builds: a plain `torch` must never be resolved on its own.
+export PIP_CONSTRAINT := $(CURDIR)/constraints.txt
+export PIP_DISABLE_PIP_VERSION_CHECK := 1
+
+.DEFAULT_GOAL := help
+.PHONY: help install demo test check format bench validate soak clean
+
+help: ## show this list
+	@grep -hE '^[a-z]+:.*##' $(MAKEFILE_LIST) | sed -E 's/:.*## /\t/' | expand -t 12
+
+install: $(STAMP) ## create .venv and install Stallwise with its development tools
+
+# Made again only when the dependencies change.
+$(STAMP): pyproject.toml constraints.txt
+	$(PYTHON) -m venv $(VENV)
+	$(BIN)/python -m pip install --quiet --editable '.[torch,dev]'
+	@touch $(STAMP)
+
+demo: $(STAMP) ## what this machine has, and what renting its betters would cost
+	@$(BIN)/stallwise doctor
+	@$(BIN)/stallwise catalog offers --gpu H100 --market spot --limit 5
+
+test: $(STAMP) check ## every check and every test
+	$(BIN)/python -m pytest
+
+check: $(STAMP) ## lint, format, types
+	$(BIN)/ruff check .
+	$(BIN)/ruff format --check .
+	$(BIN)/mypy
+
+format: $(STAMP) ## apply lint fixes and formatting
+	$(BIN)/ruff check --fix .
+	$(BIN)/ruff format .
+
+bench: $(STAMP) ## every performance claim as a ratio to a peer in the same run
+	$(BIN)/python -m benchmarks
+
+validate: $(STAMP) ## every published figure against ours: docs/VALIDATION.md, build/validation.json
+	$(BIN)/python -m validation
+
+soak: $(STAMP) ## the slow tests
+	$(BIN)/python -m pytest -m soak
+
+clean: ## remove what the commands above made
+	rm -rf $(VENV) build dist .mypy_cache .ruff_cache .pytest_cache .hypothesis

@@ -1,0 +1,56 @@
+"""The `stallwise` command: its sub-commands, and how errors become one sentence and an exit code.
+
+Only typer is imported here; a command imports what it needs when it runs, so `--help` stays quick.
+"""
+
+import sys
+from typing import Annotated
+
+import typer
+
+import stallwise
+from stallwise.cli import catalog, compare, doctor, show
+from stallwise.cli.output import Exit
+from stallwise.errors import StallwiseError
+
+app = typer.Typer(
+    name="stallwise",
+    no_args_is_help=True,
+    pretty_exceptions_enable=False,
+    context_settings={"help_option_names": ["-h", "--help"]},
+)
+
+
+def _print_version(wanted: bool) -> None:
+    if wanted:
+        typer.echo(f"stallwise {stallwise.__version__}")
+        raise typer.Exit
+
+
+@app.callback()
+def main(
+    version: Annotated[
+        bool, typer.Option("--version", callback=_print_version, is_eager=True, help="Print the version.")
+    ] = False,
+) -> None:
+    """Where a training job's time and money go, what would change it, and what to rent."""
+
+
+app.command("doctor")(doctor.doctor)
+app.command("show")(show.show)
+app.command("compare")(compare.compare)
+app.add_typer(catalog.app, name="catalog")
+
+
+def run() -> None:
+    """Entry point. What the user did wrong ends in one sentence on stderr and exit code 2."""
+    try:
+        app()
+    except StallwiseError as error:
+        typer.secho(f"stallwise: {error}", err=True, fg=typer.colors.RED)
+        sys.exit(Exit.USAGE)
+    except BrokenPipeError:
+        # The reader of our pipe (head, less) has left. Point stdout at nothing so that the interpreter's
+        # own flush at exit does not complain again.
+        sys.stdout = None  # type: ignore[assignment]
+        sys.exit(Exit.OK)
