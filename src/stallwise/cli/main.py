@@ -52,5 +52,5 @@ def run() -> None:
     except BrokenPipeError:
         # The reader of our pipe (head, less) has left. Point stdout at nothing so that the interpreter's
         # own flush at exit does not complain again.
-        sys.stdout = None  # type: ignore[assignment]
+        sys.stdout = None
         sys.exit(Exit.OK)

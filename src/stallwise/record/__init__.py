@@ -1,0 +1,1 @@
+"""Measuring: what a machine has, what a job does, and what a run says."""

@@ -1,0 +1,1 @@
+"""One renderer per output, over results; nothing is computed here."""

@@ -21,6 +21,8 @@ def table(*columns: str | tuple[str, Literal["left", "right"]], title: str | Non
     """An open table; a column given as (name, "right") holds numbers."""
     made = Table(title=title, title_justify="left", title_style="bold", box=None, pad_edge=False, header_style="dim")
     for column in columns:
-        name, justify = (column, "left") if isinstance(column, str) else column
-        made.add_column(name, justify=justify, no_wrap=True)
+        if isinstance(column, str):
+            made.add_column(column, no_wrap=True)
+        else:
+            made.add_column(column[0], justify=column[1], no_wrap=True)
     return made
