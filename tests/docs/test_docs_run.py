@@ -1,0 +1,45 @@
+"""Documentation that runs: every command shown in README and docs is executed, its output compared."""
+
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from tests.conftest import ROOT
+from tests.docs.console import Shown, fences, matches, shown_commands
+
+PAGES = [ROOT / "README.md", ROOT / "CONTRIBUTING.md", *sorted((ROOT / "docs").glob("*.md"))]
+# This test is part of it; .ci/run executes it in a fresh clone.
+RUNS_US = {"make test"}
+COMMANDS = [shown for page in PAGES for shown in shown_commands(page)]
+
+
+@pytest.mark.parametrize("shown", [c for c in COMMANDS if c.command not in RUNS_US], ids=str)
+def test_a_shown_command_does_what_is_shown(shown: Shown, tmp_path: Path) -> None:
+    environment = os.environ | {"PATH": f"{Path(sys.executable).parent}:{os.environ['PATH']}"}
+    done = subprocess.run(
+        ["/bin/bash", "-c", shown.command],
+        cwd=ROOT,
+        env=environment,
+        capture_output=True,
+        text=True,
+        timeout=600,
+    )
+    assert done.returncode == shown.code, done.stdout + done.stderr
+    if shown.output and not shown.measured:
+        assert matches(shown.output, done.stdout), f"shown:\n{shown.output}\nreal:\n{done.stdout}"
+
+
+@pytest.mark.parametrize("page", PAGES, ids=lambda page: page.name)
+def test_no_command_hides_in_another_kind_of_block(page: Path) -> None:
+    kinds = {info.split()[0] if info else "" for info, _, _ in fences(page)}
+    assert kinds.isdisjoint({"sh", "bash", "shell", ""}), "commands stand in ```console blocks, which are run"
+
+
+def test_the_comparison_can_fail() -> None:
+    assert matches("a\n…\nc\n", "a\nb\nb\nc\n")
+    assert matches("a\n…\n", "a\n")
+    assert not matches("a\nc\n", "a\nb\nc\n")
+    assert not matches("a\n…\nd\n", "a\nb\nc\n")

@@ -1,0 +1,1 @@
+"""One module per field; each has a tuple `CASES`."""
