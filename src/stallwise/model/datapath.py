@@ -1,0 +1,59 @@
+"""The data path as rates: storage delivers (F), processors prepare (P), the cache gives (C), the GPU takes (G).
+
+A pipeline runs at the rate of its slowest stage: speed = min(F, P, G) (Mohan et al., *Analyzing and Mitigating Data
+Stalls in DNN Training*, VLDB 2021). Loader workers prepare batches side by side, each alone with its batch, so w of
+them deliver one every (prepare + blocked) / w seconds.
+"""
+
+from dataclasses import dataclass
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class LoaderWork:
+    """What the batches of one step cost their loader: seconds of work and of being blocked, summed over batches."""
+
+    prepare_s: float  # on a core or waiting for one
+    blocked_s: float  # waiting for storage
+    workers: int  # 0 where the training process loads its own data
+
+    @property
+    def prepare_period_s(self) -> float:
+        """Seconds per step that preparation alone would allow."""
+        return self.prepare_s / max(1, self.workers)
+
+    @property
+    def period_s(self) -> float:
+        """Seconds per step that the loader as a whole allows."""
+        return (self.prepare_s + self.blocked_s) / max(1, self.workers)
+
+
+def fetch_part(work: LoaderWork, consume_s: float) -> float:
+    """The part of a data stall that storage is to blame for, 0 to 1; the rest is preparation.
+
+    DS-Analyzer's order of questions. Prep stall: what would be left if every read were instant, the excess of
+    preparation over what the step takes anyway (`consume_s`). Fetch stall: what the blocked time adds to that. With
+    no worker the two simply follow each other. Where neither exceeds the step on average and the stall comes from
+    unevenness, it is shared in proportion to the work.
+    """
+    hidden_s = consume_s if work.workers else 0.0
+    prep_s = max(0.0, work.prepare_period_s - hidden_s)
+    whole_s = max(0.0, work.period_s - hidden_s)
+    if whole_s > 0.05 * work.period_s:
+        return (whole_s - prep_s) / whole_s
+    return work.blocked_s / (work.prepare_s + work.blocked_s) if work.period_s > 0 else 0.0
+
+
+def step_with_workers(work: LoaderWork, consume_s: float, workers: int, cores: int, busy_cores: float) -> float:
+    """The step time with another number of workers: the slower of consuming and delivering.
+
+    Blocked time overlaps freely; preparation needs cores, of which `busy_cores` are taken by the training itself.
+    """
+    free = max(1.0, cores - busy_cores)
+    prepare_s = work.prepare_s / min(workers, free)
+    whole_s = (work.prepare_s + work.blocked_s) / workers
+    return max(consume_s, prepare_s, whole_s)
+
+
+def speed(fetch: float | None, prepare: float | None, ingest: float) -> float:
+    """min(F, P, G) in samples/s; a rate that is unknown does not bind."""
+    return min(rate for rate in (fetch, prepare, ingest) if rate is not None)

@@ -1,0 +1,8 @@
+"""`python -m stallwise.record train.py …`: one rank of a profiled job, under any launcher."""
+
+import sys
+
+from stallwise.record.rank import main
+
+if __name__ == "__main__":
+    sys.exit(main(sys.argv[1:]))

@@ -1,0 +1,105 @@
+"""Where a step begins: the shortest repeating cycle of batch fetches and optimizer steps.
+
+The recorder reports every fetch and every optimizer step, in order. A *cycle* opens at the first fetch of a
+training loader after an optimizer step; with gradient accumulation it holds k fetches and one optimizer step.
+Where cycles of different shape repeat (five critic updates, then one of the generator) a *step* is that whole
+repetition. A loader counts as a training loader when most cycles fetch from it; what other loaders fetch is
+evaluation. Without any loader, an optimizer step itself opens the next cycle.
+"""
+
+from collections import Counter
+from collections.abc import Hashable, Sequence
+
+_MOST = 0.8
+_LONGEST_PERIOD = 32
+
+Shape = tuple[tuple[str, int], ...]
+"""What happened in a cycle, in order: ("fetch", loader) or ("optimizer", optimizer)."""
+
+
+class CycleTracker:
+    """Follows fetches and optimizer steps; says when a cycle opens and what it consisted of."""
+
+    def __init__(self) -> None:
+        self.cycles = 0
+        self.shapes: list[Shape] = []
+        self._seen: list[tuple[str, int]] = []  # what happened since the cycle opened
+        self._fetched_in: Counter[int] = Counter()
+        self._stepped = False
+        self._training: frozenset[int] | None = None
+        self._explicit = False
+
+    def fetch(self, loader: int, *, grad_enabled: bool = True) -> bool:
+        """A loader is asked for a batch; True when that opens a cycle."""
+        if self.is_evaluation(loader, grad_enabled=grad_enabled) or self._explicit:
+            return False
+        opens = self._stepped or not self._seen
+        if opens:
+            self._open()
+        self._seen.append(("fetch", loader))
+        return opens
+
+    def optimizer(self, optimizer: int) -> bool:
+        """An optimizer has stepped; True when that opens a cycle (only in jobs without a loader)."""
+        opens = False
+        if not self._explicit and not self._has_loader() and self._first_again(optimizer):
+            self._open()
+            opens = True
+        self._seen.append(("optimizer", optimizer))
+        self._stepped = True
+        return opens
+
+    def mark(self) -> bool:
+        """The script says itself that a step begins (`stallwise.step()`); from then on only that counts."""
+        self._explicit = True
+        self._open()
+        self._seen.append(("mark", 0))
+        return True
+
+    def is_evaluation(self, loader: int, *, grad_enabled: bool) -> bool:
+        """Whether this loader's batches are not trained on."""
+        if self._training is not None:
+            return loader not in self._training
+        return not grad_enabled
+
+    def settle(self) -> None:
+        """Enough cycles were seen: decide which loaders are training loaders."""
+        full = max(1, self.cycles - 1)
+        self._training = frozenset(loader for loader, n in self._fetched_in.items() if n >= _MOST * full)
+
+    @property
+    def period(self) -> int:
+        """Cycles per step, from the shapes seen so far."""
+        return period_of(self.shapes)
+
+    @property
+    def fetches_per_cycle(self) -> float:
+        """Mean number of fetches in the cycles seen so far."""
+        fetches = sum(kind == "fetch" for shape in self.shapes for kind, _ in shape)
+        return fetches / max(1, len(self.shapes))
+
+    def _has_loader(self) -> bool:
+        return bool(self._fetched_in) or any(kind == "fetch" for kind, _ in self._seen)
+
+    def _first_again(self, optimizer: int) -> bool:
+        return not self._seen or self._seen[0] == ("optimizer", optimizer)
+
+    def _open(self) -> None:
+        if self._seen:
+            self.shapes.append(tuple(self._seen))
+            self._fetched_in.update({key for kind, key in self._seen if kind == "fetch"})
+        self._seen = []
+        self._stepped = False
+        self.cycles += 1
+
+
+def period_of(shapes: Sequence[Hashable]) -> int:
+    """The smallest p with shapes[i] = shapes[i + p] wherever both were seen at least twice over; else 1.
+
+    The first shape is ignored: a job's first cycle often holds a fetch more (a look at the data).
+    """
+    tail = shapes[1:]
+    for period in range(1, min(_LONGEST_PERIOD, len(tail) // 2) + 1):
+        if all(tail[i] == tail[i + period] for i in range(len(tail) - period)):
+            return period
+    return 1

@@ -1,0 +1,85 @@
+"""Taking the gradient exchange away, for a block at a time.
+
+*No exchange* sets the same flag as DDP's own `no_sync()`: no hook, no bucket, no broadcast of buffers, and as-is
+steps stay exactly the user's. *Node only* needs a communication hook, because nothing else reaches the reducer's
+process group; it is registered only when nodes and ranks per node are both more than one, after as-is blocks have
+been measured without it. A user's own hook is left alone: then node and network cannot be told apart.
+"""
+
+import weakref
+from typing import Any
+
+from torch import distributed as dist
+from torch.distributed.algorithms.ddp_comm_hooks.default_hooks import allreduce_hook
+from torch.futures import Future
+from torch.nn.parallel import DistributedDataParallel
+
+from stallwise.record import plan
+
+
+class Exchange:
+    """The DDP models of this rank and how they exchange gradients now."""
+
+    def __init__(self) -> None:
+        self._models: weakref.WeakSet[DistributedDataParallel] = weakref.WeakSet()
+        self._user_hook = False
+        self._hooked: weakref.WeakSet[DistributedDataParallel] = weakref.WeakSet()
+        self._before: dict[int, tuple[bool, bool]] = {}
+        self._local_group: Any = None
+        self._node_only = False
+
+    @property
+    def found(self) -> bool:
+        """Whether this job exchanges gradients in a way that can be taken away."""
+        return len(self._models) > 0
+
+    @property
+    def can_split(self) -> bool:
+        """Whether exchange inside a node can be told from exchange between nodes."""
+        return self.found and not self._user_hook
+
+    def watch(self) -> None:
+        """Notice DDP models as they are made and hooks as they are registered."""
+        exchange, make, hook = (
+            self,
+            DistributedDataParallel.__init__,
+            DistributedDataParallel.register_comm_hook,
+        )
+
+        def __init__(model: DistributedDataParallel, *args: Any, **kwargs: Any) -> None:  # noqa: N807
+            make(model, *args, **kwargs)
+            exchange._models.add(model)
+
+        def register_comm_hook(model: DistributedDataParallel, state: Any, function: Any) -> None:
+            exchange._user_hook = True
+            hook(model, state, function)
+
+        self._register = hook
+        DistributedDataParallel.__init__ = __init__  # type: ignore[method-assign, assignment]
+        DistributedDataParallel.register_comm_hook = register_comm_hook  # type: ignore[method-assign, assignment]
+
+    def prepare_node_only(self, ranks_per_node: int) -> None:
+        """Make the groups of one node each and register the hook. All ranks call this at the same step."""
+        world = dist.get_world_size()
+        for first in range(0, world, ranks_per_node):
+            ranks = list(range(first, first + ranks_per_node))
+            group = dist.new_group(ranks)
+            if dist.get_rank() in ranks:
+                self._local_group = group
+        for model in self._models:
+            self._register(model, model.process_group, self._hook)
+            self._hooked.add(model)
+
+    def use(self, phase: str) -> None:
+        """Exchange gradients as `phase` wants it from the next forward pass on."""
+        self._node_only = phase == plan.NODE
+        for model in self._models:
+            if phase == plan.ALONE:
+                self._before.setdefault(id(model), (model.require_backward_grad_sync, model.broadcast_buffers))
+                model.require_backward_grad_sync = False
+                model.broadcast_buffers = False
+            elif id(model) in self._before:
+                model.require_backward_grad_sync, model.broadcast_buffers = self._before.pop(id(model))
+
+    def _hook(self, group: Any, bucket: Any) -> Future[Any]:
+        return allreduce_hook(self._local_group if self._node_only else group, bucket)

@@ -1,0 +1,145 @@
+"""Watching DataLoaders: every fetch is timed, and in replay phases answered from the ring.
+
+`DataLoader.__iter__` and `_BaseDataLoaderIter.__next__` are patched on the class, so the script keeps the objects
+it made, of the types it expects. An epoch keeps its length in replay phases: the loop ends after as many batches
+as the loader would have given, so that progress bars and learning-rate schedules hold.
+"""
+
+import itertools
+import time
+import weakref
+from collections.abc import Callable, Iterable, Iterator
+from typing import Any, Protocol, TypeVar
+
+from torch.utils.data import DataLoader
+from torch.utils.data.dataloader import _BaseDataLoaderIter
+
+from stallwise.record.worker import WatchedFetch, WorkerStart, watch_fetchers
+
+Item = TypeVar("Item")
+
+
+class Listener(Protocol):
+    """What the recorder wants to hear of loaders."""
+
+    def wants(self, source: "Source") -> Any | None:
+        """A fetch begins. A batch to hand out instead of the real one, or None."""
+
+    def fetched(self, source: "Source", batch: Any, start_s: float, end_s: float) -> None:
+        """A fetch ended with this batch."""
+
+    def ended(self, source: "Source") -> None:
+        """The source has no more batches: an epoch is over."""
+
+    def started(self, source: "Source", start_s: float, end_s: float) -> None:
+        """An iterator over the source was made, workers included."""
+
+
+class Source:
+    """Something batches come from: a DataLoader, or an iterable the script wrapped in `stallwise.batches`."""
+
+    def __init__(self, key: int, loader: Any) -> None:
+        self.key = key
+        self.workers: int = getattr(loader, "num_workers", 0) or 0
+        depth = getattr(loader, "prefetch_factor", None)
+        self.queued: int = self.workers * (depth if depth is not None else 2)
+        self.batch_size: int | None = getattr(loader, "batch_size", None)
+        self.length = _length(loader)
+        self.begin_epoch()
+
+    def begin_epoch(self) -> None:
+        """Count from the start."""
+        self.given = 0
+        self.replayed = 0
+
+    @property
+    def cut_short(self) -> bool:
+        """Whether the epoch has given as many batches as its loader would have, though not all were the loader's."""
+        return self.replayed > 0 and self.length is not None and self.given >= self.length
+
+
+def _length(loader: Any) -> int | None:
+    try:
+        return len(loader)
+    except (TypeError, NotImplementedError):
+        return None
+
+
+class Loaders:
+    """All sources of this rank."""
+
+    def __init__(self, listener: Listener, folder: str) -> None:
+        self._listener = listener
+        self._folder = folder
+        self._keys = itertools.count()
+        self._sources: weakref.WeakKeyDictionary[Any, Source] = weakref.WeakKeyDictionary()
+        self._own: WatchedFetch | None = None
+
+    def watch(self) -> None:
+        """Patch the DataLoader classes of this process."""
+        loaders, iterate, advance = self, DataLoader.__iter__, _BaseDataLoaderIter.__next__
+
+        def __iter__(loader: Any) -> Any:  # noqa: N807
+            return loaders._iterate(loader, iterate)
+
+        def __next__(iterator: Any) -> Any:  # noqa: N807
+            source = getattr(iterator, "_stallwise_source", None)
+            if source is None:
+                return advance(iterator)
+            if source.workers == 0 and loaders._own is not None:
+                loaders._own.account.loader = source.key
+            return loaders._next(source, lambda: advance(iterator))
+
+        DataLoader.__iter__ = __iter__  # type: ignore[method-assign]
+        _BaseDataLoaderIter.__next__ = __next__  # type: ignore[method-assign, assignment]
+
+    def wrap(self, iterable: Iterable[Item]) -> Iterator[Item]:
+        """Watch any iterable of batches (`stallwise.batches`)."""
+        source = Source(next(self._keys), iterable)
+        iterator = iter(iterable)
+        while True:
+            try:
+                batch = self._next(source, lambda: next(iterator))
+            except StopIteration:
+                return
+            yield batch
+
+    def _iterate(self, loader: DataLoader[Any], iterate: Callable[[Any], Any]) -> Any:
+        source = self._sources.get(loader)
+        if source is None:
+            source = self._sources[loader] = Source(next(self._keys), loader)
+        source.begin_epoch()
+        if source.workers == 0 and self._own is None:
+            self._own = WatchedFetch(self._folder, source.key, -1)
+            watch_fetchers(self._own)
+        start = time.monotonic()
+        kept = loader.worker_init_fn
+        if source.workers:
+            loader.worker_init_fn = WorkerStart(self._folder, source.key, kept)
+        try:
+            iterator = iterate(loader)
+        finally:
+            loader.worker_init_fn = kept
+        # Some samplers and frameworks return iterators of their own; those are not ours to mark.
+        if isinstance(iterator, _BaseDataLoaderIter):
+            iterator._stallwise_source = source  # type: ignore[attr-defined]
+        self._listener.started(source, start, time.monotonic())
+        return iterator
+
+    def _next(self, source: Source, advance: Callable[[], Any]) -> Any:
+        start = time.monotonic()
+        batch = self._listener.wants(source)
+        if source.cut_short:
+            self._listener.ended(source)
+            raise StopIteration
+        if batch is not None:
+            source.replayed += 1
+        else:
+            try:
+                batch = advance()
+            except StopIteration:
+                self._listener.ended(source)
+                raise
+        source.given += 1
+        self._listener.fetched(source, batch, start, time.monotonic())
+        return batch

@@ -1,0 +1,350 @@
+"""The recorder of one rank: hears of fetches and optimizer steps, counts steps, and walks through the plan."""
+
+import resource
+import time
+from collections import deque
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import msgspec
+import torch
+from torch import distributed as dist
+from torch.optim import Optimizer
+from torch.optim.optimizer import register_optimizer_step_post_hook
+
+from stallwise.record import plan
+from stallwise.record.clock import Clock, Mark, elapsed_s, is_past
+from stallwise.record.costs import reads_files
+from stallwise.record.cycle import CycleTracker
+from stallwise.record.director import Director
+from stallwise.record.exchange import Exchange
+from stallwise.record.loader import Loaders, Source
+from stallwise.record.ring import Ring, batch_samples, batch_tokens
+from stallwise.record.safety import Snapshot
+from stallwise.record.settings import PROGRESS_NAME, Settings
+from stallwise.record.worker import Control
+from stallwise.run.atomic import write_atomically
+from stallwise.run.schema import EventRow, StepRow
+from stallwise.run.writer import RankWriter
+
+
+class ProfileDone(BaseException):
+    """Raised in the script when everything has been measured."""
+
+
+class _Pending(NamedTuple):
+    """A finished step whose GPU time may not have come in yet."""
+
+    begin: Mark
+    end: Mark
+    phase: str
+    block: int
+    kept: bool
+    data_wait_s: float
+    samples: int | None
+    tokens: int | None
+
+
+class Recorder:
+    """Watches one rank. Hooks call in; everything else follows from the order of their calls."""
+
+    def __init__(self, settings: Settings, writer: RankWriter, worker_folder: str) -> None:
+        self.settings = settings
+        self.writer = writer
+        self.tracker = CycleTracker()
+        self.exchange = Exchange()
+        self.loaders = Loaders(self, worker_folder)
+        self.clock = Clock()
+        self.director = Director(settings)
+        self.last_beat_s = time.monotonic()
+        self._zero_s = writer.clock_zero_s
+        self._worker_folder = Path(worker_folder)
+        self._control = Control(worker_folder)
+        self._optimizers: dict[int, Optimizer] = {}
+        self._sources: dict[int, Source] = {}
+        self._rings: dict[int, Ring] = {}
+        self._snapshot: Snapshot | None = None
+        self._segment: plan.Segment | None = None  # None while warming up
+        self._queue: deque[plan.Segment] = deque()
+        self._pending: deque[_Pending] = deque()
+        self._begin: Mark | None = None
+        self._cycles_in_step = 0
+        self._steps = 0
+        self._steps_in_segment = 0
+        self._data_wait_s = 0.0
+        self._samples: int | None = None
+        self._tokens: int | None = None
+        self._spoiled = False
+        self._evaluation_since_s: float | None = None
+
+    # ---- what the hooks tell -------------------------------------------------------------------------------
+
+    def watch(self) -> None:
+        """Install every hook of this process."""
+        self.loaders.watch()
+        self.exchange.watch()
+        register_optimizer_step_post_hook(self._optimizer_stepped)
+
+    def wants(self, source: Source) -> Any | None:
+        """A fetch begins: maybe a step does too. In replay phases, the batch to hand out."""
+        self.last_beat_s = time.monotonic()
+        grad = torch.is_grad_enabled()
+        if self.tracker.fetch(source.key, grad_enabled=grad):
+            self._cycle_opened()
+        if self.tracker.is_evaluation(source.key, grad_enabled=grad):
+            self._spoiled = True
+            if self._evaluation_since_s is None:
+                self._evaluation_since_s = self.last_beat_s
+            return None
+        self._sources[source.key] = source
+        ring = self._rings.get(source.key)
+        if self._replaying and ring:
+            return ring.take(on_device=self._replaying_on_device)
+        return None
+
+    def fetched(self, source: Source, batch: Any, start_s: float, end_s: float) -> None:
+        """A fetch ended."""
+        if source.key not in self._sources or self._evaluation_since_s is not None:
+            return
+        self._data_wait_s += end_s - start_s
+        if source.key == min(self._sources):
+            self._samples = _plus(self._samples, batch_samples(batch))
+            self._tokens = _plus(self._tokens, batch_tokens(batch))
+        if source.given == 1:
+            self._spoiled = True
+            self.event("first_batch", start_s, end_s - start_s)
+        if self._capturing:
+            self._rings.setdefault(source.key, Ring(self.settings.ring_bytes)).add(batch)
+
+    def ended(self, source: Source) -> None:
+        """An epoch of this source is over."""
+        if source.key in self._sources:
+            self._spoiled = True
+
+    def started(self, source: Source, start_s: float, end_s: float) -> None:
+        """An iterator was made; with workers that starts processes."""
+        if source.workers:
+            self.event("worker_startup", start_s, end_s - start_s, f"{source.workers} workers")
+
+    def _optimizer_stepped(self, optimizer: Optimizer, _args: Any, _kwargs: Any) -> None:
+        self.last_beat_s = time.monotonic()
+        self._optimizers.setdefault(id(optimizer), optimizer)
+        if self.clock.device is None:
+            self.clock.device = _device_of(optimizer)
+        if self.tracker.optimizer(id(optimizer)):
+            self._cycle_opened()
+
+    def step_marked(self) -> None:
+        """`stallwise.step()`: the script says that a step begins."""
+        self.last_beat_s = time.monotonic()
+        self.tracker.mark()
+        self._cycle_opened()
+
+    def spoil(self, kind: str, start_s: float, duration_s: float, detail: str | None = None) -> None:
+        """Something that is no steady step happened inside this one: a checkpoint was saved, for example."""
+        self._spoiled = True
+        self.event(kind, start_s, duration_s, detail)
+
+    def event(self, kind: str, start_s: float, duration_s: float | None, detail: str | None = None) -> None:
+        """Record something that takes time."""
+        row = EventRow(self.writer.rank, kind, start_s - self._zero_s, duration_s, self._steps, detail)
+        self.writer.append("events", row)
+
+    def script_ended(self) -> None:
+        """The script came to its own end, or left by sys.exit, before the profile did."""
+        if self.settings.light:
+            return
+        rounds = min((len(self.director.means.get(phase, ())) for phase in self.director.phases), default=0)
+        self.writer.note(
+            f"The script ended by itself after {self._steps} steps and {rounds} rounds of all phases, before the "
+            "profile was complete; intervals may be wide. Give it more epochs or steps for tighter ones."
+        )
+
+    def close(self, *, exit_code: int, reason: str | None) -> None:
+        """Write everything that is left."""
+        self.clock.wait()
+        self._write_past()
+        if self.director.ended_because:
+            self.writer.note(f"The profile ended because {self.director.ended_because}.")
+        self.writer.close(reason=reason, exit_code=exit_code, peak_memory_bytes=self._peak_memory_bytes())
+
+    def _peak_memory_bytes(self) -> int:
+        if self.clock.on_gpu:
+            return torch.cuda.max_memory_allocated(self.clock.device)
+        return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * 1024
+
+    def _report_progress(self) -> None:
+        if self.writer.rank == 0 and self._segment is not None:
+            write_atomically(
+                self.writer.folder / PROGRESS_NAME,
+                msgspec.json.encode({"phase": self._segment.phase, **self.director.progress()}),
+            )
+
+    # ---- steps ---------------------------------------------------------------------------------------------
+
+    def _cycle_opened(self) -> None:
+        if self._evaluation_since_s is not None:
+            self.event("validation", self._evaluation_since_s, self.last_beat_s - self._evaluation_since_s)
+            self._evaluation_since_s = None
+        self._cycles_in_step += 1
+        if self._begin is not None and self._segment is not None and self._cycles_in_step < self.tracker.period:
+            return
+        self._cycles_in_step = 0
+        now = self.clock.mark()
+        if self._begin is not None:
+            self._end_step(self._begin, now)
+        self._begin = now
+        self._reset_step()
+        if self._turn_page():
+            # Switching takes time that belongs to no step.
+            self._begin = self.clock.mark()
+
+    def _reset_step(self) -> None:
+        self._data_wait_s, self._samples, self._tokens, self._spoiled = 0.0, None, None, False
+
+    def _end_step(self, begin: Mark, end: Mark) -> None:
+        segment = self._segment
+        self._pending.append(
+            _Pending(
+                begin,
+                end,
+                segment.phase if segment else plan.WARMUP,
+                self.director.block(segment.phase) if segment else 0,
+                segment is not None and self._steps_in_segment >= segment.settle and not self._spoiled,
+                self._data_wait_s,
+                self._samples,
+                self._tokens,
+            )
+        )
+        self._steps_in_segment += 1
+        self._write_past()
+
+    def _write_past(self) -> None:
+        while self._pending and is_past(self._pending[0].end):
+            step = self._pending.popleft()
+            duration_s = elapsed_s(step.begin, step.end)
+            row = StepRow(
+                rank=self.writer.rank,
+                step=self._steps,
+                phase=step.phase,
+                block=step.block,
+                start_s=step.begin.wall_s - self._zero_s,
+                duration_s=duration_s,
+                data_wait_s=step.data_wait_s if self._sources else None,
+                samples=step.samples,
+                kept=step.kept,
+                tokens=step.tokens,
+            )
+            self.writer.append("steps", row)
+            self._steps += 1
+            self.director.add(step.phase, duration_s, kept=step.kept)
+
+    # ---- phases --------------------------------------------------------------------------------------------
+
+    @property
+    def _replaying(self) -> bool:
+        return self._segment is not None and self._segment.phase not in (plan.AS_IS, plan.COLD)
+
+    @property
+    def _replaying_on_device(self) -> bool:
+        return self._replaying and self._segment is not None and self._segment.phase != plan.HOST and self.clock.on_gpu
+
+    @property
+    def _capturing(self) -> bool:
+        if self.settings.light or self._segment is None or self._segment.phase != plan.AS_IS:
+            return False
+        return self._steps_in_segment >= self._segment.settle
+
+    def _turn_page(self) -> bool:
+        """Move on to the next segment or round where it is time; True when something was switched."""
+        if self._segment is None:
+            if not self._warmed_up():
+                return False
+            self.tracker.settle()
+        elif self._steps_in_segment < self._segment.settle + self._segment.steps:
+            return False
+        self.clock.wait()
+        self._write_past()
+        if self._segment is not None:
+            self.director.close_block(self._segment.phase)
+        if not self._queue:
+            self._queue.extend(self._next_round().segments())
+        self.writer.flush()
+        if not self._queue:
+            self._leave()
+            raise ProfileDone
+        self._enter(self._queue.popleft())
+        self._report_progress()
+        return True
+
+    def _warmed_up(self) -> bool:
+        period = self.tracker.period
+        return self.tracker.cycles > max(self.settings.warmup_steps, 2 * period + 1)
+
+    def _next_round(self) -> plan.Round:
+        if self.director.rounds == 0:
+            self._describe_job()
+        elif self.director.rounds == self.settings.min_rounds:
+            self.director.reads_files = reads_files(self._worker_folder)
+        round_ = self.director.next_round()
+        if plan.NODE in round_.phases and self.director.rounds == 1:
+            self.exchange.prepare_node_only(self.director.world.local_size)
+        return round_
+
+    def _describe_job(self) -> None:
+        fetches = max(self.tracker.fetches_per_cycle * self.tracker.period, 1e-9)
+        queued = max((source.queued for source in self._sources.values()), default=0)
+        workers = max((source.workers for source in self._sources.values()), default=0)
+        self.director.describe(
+            has_loader=bool(self._sources),
+            on_device=self.clock.on_gpu,
+            has_exchange=self.exchange.found,
+            can_split=self.exchange.can_split,
+            workers_steps=workers / fetches,
+            queue_steps=queued / fetches,
+        )
+        if dist.is_available() and dist.is_initialized():
+            self.writer.backend(str(dist.get_backend()))
+        for note in self.director.notes:
+            self.writer.note(note)
+        for phase in self.director.phases:
+            self.writer.phase(phase, plan.DIFFERS[phase])
+
+    def _enter(self, segment: plan.Segment) -> None:
+        self._segment = segment
+        self._steps_in_segment = 0
+        self._control.cold = segment.phase == plan.COLD
+        if self.settings.light:
+            return
+        if segment.phase == plan.AS_IS:
+            for ring in self._rings.values():
+                ring.clear()
+        if segment.phase in (plan.AS_IS, plan.COLD):
+            self._restore()
+        elif self._snapshot is None:
+            self._snapshot = Snapshot(self._optimizers.values())
+        if segment.phase == plan.DEVICE and self.clock.device is not None:
+            for ring in self._rings.values():
+                ring.move_to(self.clock.device)
+        self.exchange.use(segment.phase)
+
+    def _leave(self) -> None:
+        self._control.cold = False
+        self._restore()
+        self.exchange.use(plan.AS_IS)
+
+    def _restore(self) -> None:
+        if self._snapshot is not None:
+            self._snapshot.restore()
+            self._snapshot = None
+
+
+def _plus(total: int | None, more: int | None) -> int | None:
+    return total if more is None else (total or 0) + more
+
+
+def _device_of(optimizer: Optimizer) -> torch.device | None:
+    for group in optimizer.param_groups:
+        for parameter in group["params"]:
+            return torch.device(parameter.device)
+    return None
