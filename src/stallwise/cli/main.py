@@ -9,7 +9,7 @@ from typing import Annotated
 import typer
 
 import stallwise
-from stallwise.cli import catalog, compare, doctor, show
+from stallwise.cli import catalog, compare, doctor, profile, report, run as run_commands, show
 from stallwise.cli.output import Exit
 from stallwise.errors import StallwiseError
 
@@ -36,10 +36,13 @@ def main(
     """Where a training job's time and money go, what would change it, and what to rent."""
 
 
-app.command("doctor")(doctor.doctor)
+app.command("profile", context_settings=profile.CONTEXT)(profile.profile)
+app.command("report")(report.report)
 app.command("show")(show.show)
 app.command("compare")(compare.compare)
+app.command("doctor")(doctor.doctor)
 app.add_typer(catalog.app, name="catalog")
+app.add_typer(run_commands.app, name="run")
 
 
 def run() -> None:

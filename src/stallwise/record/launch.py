@@ -78,8 +78,8 @@ class Outcome:
     hung: bool
 
 
-def run_profile(launch: Launch, progress: Callable[[Progress], None]) -> Outcome:
-    """Start the job, wait for it, join its record."""
+def run_profile(launch: Launch, progress: Callable[[Progress], None], job_stdout: int | None = None) -> Outcome:
+    """Start the job, wait for it, join its record. The job's stdout goes to ours, or to the file `job_stdout`."""
     if not launch.module and not Path(launch.script).is_file():
         raise InputError(f"There is no script {launch.script}. Give the path of the training script.")
     begin_record(
@@ -95,6 +95,7 @@ def run_profile(launch: Launch, progress: Callable[[Progress], None]) -> Outcome
     job = subprocess.Popen(
         launch.command(),
         env=environment,
+        stdout=job_stdout,
         start_new_session=True,
         preexec_fn=lambda: die_with_parent(signal.SIGTERM),
     )
@@ -174,15 +175,27 @@ def _signals_raise() -> Iterator[None]:
 def _finish(launch: Launch, code: int, *, interrupted: bool, hung: bool) -> Outcome:
     folder = launch.folder
     notes = _save_stacks(folder) if hung else []
-    for part in find_parts([folder]):
-        collect_batches(part)
     reports = [part.report().record for part in find_parts([folder])]
     # torchrun's own code is always 1; the script's is what its ranks say.
     codes = [record.exit_code for record in reports if record.exit_code]
     exit_code = codes[0] if codes else code
     reason = "The profile was interrupted." if interrupted else "The job hung." if hung else None
-    manifest = join(folder, exit_code=exit_code, reason=reason, notes=notes)
+    manifest = join_parts(folder, exit_code=exit_code, reason=reason, notes=notes)
     return Outcome(manifest=manifest, exit_code=exit_code, interrupted=interrupted, hung=hung)
+
+
+def join_parts(
+    folder: Path,
+    *,
+    others: tuple[Path, ...] = (),
+    exit_code: int | None = None,
+    reason: str | None = None,
+    notes: Sequence[str] = (),
+) -> Manifest:
+    """Join a run, what its loader workers wrote included."""
+    for part in find_parts([folder, *others]):
+        collect_batches(part)
+    return join(folder, others=others, exit_code=exit_code, reason=reason, notes=notes)
 
 
 def _save_stacks(folder: Path) -> list[str]:

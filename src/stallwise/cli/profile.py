@@ -1,0 +1,148 @@
+"""`stallwise profile [options] train.py [args...]`."""
+
+import sys
+import time
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated
+
+import typer
+
+from stallwise.cli.output import Json, no
+from stallwise.cli.report import As, View, show_profile
+
+if TYPE_CHECKING:
+    from stallwise.record.launch import Outcome, Progress
+
+# Everything after the script belongs to the script, options too.
+CONTEXT = {"allow_extra_args": True, "ignore_unknown_options": True, "allow_interspersed_args": False}
+
+_TORCHRUN = "torchrun's options"
+_PROGRESS_S = 5.0
+
+
+def profile(
+    context: typer.Context,
+    script: Annotated[str, typer.Argument(help="The training script, or with -m a module. Its arguments follow it.")],
+    module: Annotated[bool, typer.Option("-m", "--module", help="SCRIPT is a module, as in python -m.")] = False,
+    out: Annotated[
+        str | None, typer.Option("-o", "--out", help="Folder of the run. Default: stallwise-runs/SCRIPT-DATE-TIME.")
+    ] = None,
+    light: Annotated[bool, typer.Option("--light", help="Only watch: nothing is taken away, nothing ends early.")] = False,
+    max_time_s: Annotated[float, typer.Option("--max-time", help="Seconds to measure at most, after warm-up.")] = 120.0,
+    max_steps: Annotated[int | None, typer.Option("--max-steps", help="Steps to measure at most.")] = None,
+    cold: Annotated[bool, typer.Option("--cold/--no-cold", help="Also measure with cold data files.")] = True,
+    allow_writes: Annotated[
+        bool, typer.Option("--allow-writes", help="Let checkpoints go where the script says, not to the run's scratch.")
+    ] = False,
+    hang_after_s: Annotated[
+        float, typer.Option("--hang-after", help="Seconds without a step after which the job counts as hung.")
+    ] = 300.0,
+    nproc_per_node: Annotated[
+        str | None, typer.Option("--nproc-per-node", help="Processes on this node.", rich_help_panel=_TORCHRUN)
+    ] = None,
+    nnodes: Annotated[int, typer.Option("--nnodes", help="Nodes.", rich_help_panel=_TORCHRUN)] = 1,
+    node_rank: Annotated[int, typer.Option("--node-rank", help="This node's number.", rich_help_panel=_TORCHRUN)] = 0,
+    master_addr: Annotated[
+        str | None, typer.Option("--master-addr", help="Address of node 0.", rich_help_panel=_TORCHRUN)
+    ] = None,
+    master_port: Annotated[
+        int | None, typer.Option("--master-port", help="Port on node 0.", rich_help_panel=_TORCHRUN)
+    ] = None,
+    rdzv_backend: Annotated[
+        str | None, typer.Option("--rdzv-backend", help="Rendezvous back end.", rich_help_panel=_TORCHRUN)
+    ] = None,
+    rdzv_endpoint: Annotated[
+        str | None, typer.Option("--rdzv-endpoint", help="Rendezvous HOST:PORT.", rich_help_panel=_TORCHRUN)
+    ] = None,
+    rdzv_id: Annotated[str | None, typer.Option("--rdzv-id", help="Rendezvous id.", rich_help_panel=_TORCHRUN)] = None,
+    view: As = View.CARD,
+    as_json: Json = False,
+) -> None:
+    """Measure where a training job's time goes. The script is run as it is.
+
+    The profile ends by itself when its intervals are tight or a budget is spent; what the script saves meanwhile goes
+    to the run's scratch folder. Exit code 0: a complete profile. 1: the job failed, was interrupted or ended before
+    anything could be measured; what was measured is kept.
+    """
+    from stallwise.record.launch import Launch, run_profile
+    from stallwise.record.settings import Settings
+    from stallwise.record.torchrun import TorchrunOptions
+
+    options = TorchrunOptions(
+        nproc_per_node=nproc_per_node,
+        nnodes=nnodes,
+        node_rank=node_rank,
+        master_addr=master_addr,
+        master_port=master_port,
+        rdzv_backend=rdzv_backend,
+        rdzv_endpoint=rdzv_endpoint,
+        rdzv_id=rdzv_id,
+    )
+    settings = Settings(
+        folder=out or _default_folder(script),
+        light=light,
+        cold=cold,
+        max_s=max_time_s,
+        max_steps=max_steps,
+        allow_writes=allow_writes,
+        hang_after_s=hang_after_s,
+    )
+    launch = Launch(
+        script=script,
+        arguments=tuple(context.args),
+        module=module,
+        torchrun=options.arguments(),
+        world=options.world(),
+        node_rank=node_rank,
+        run_id=options.run_id(),
+        settings=settings,
+    )
+    # The job's own output must not get between a program and our JSON.
+    outcome = run_profile(launch, _Teller(max_time_s), job_stdout=sys.stderr.fileno() if as_json else None)
+    if launch.node_rank != 0:
+        typer.echo(f"This node's part is in {launch.folder}; node 0 shows the result.", err=True)
+        return
+    _show(launch.folder, outcome, view, as_json=as_json)
+
+
+def _show(folder: Path, outcome: "Outcome", view: View, *, as_json: bool) -> None:
+    from stallwise.errors import RunError
+    from stallwise.record.profile import profile_of
+    from stallwise.run.reader import Run
+
+    try:
+        found = profile_of(Run.open(folder))
+    except RunError as error:
+        raise no(f"stallwise: {_what_happened(outcome)}{error}") from None
+    show_profile(found, view, as_json=as_json)
+    typer.echo(f"\nThe run is in {folder}; see it again with: stallwise report {folder}", err=True)
+    if outcome.manifest.state != "complete":
+        raise no(f"stallwise: {_what_happened(outcome)}".rstrip())
+
+
+def _what_happened(outcome: "Outcome") -> str:
+    code = outcome.exit_code
+    said = f"The job ended with exit code {code}. " if code > 0 else f"The job was killed by signal {-code}. "
+    why = outcome.manifest.partial_reason
+    return (said if code else "") + (f"{why} " if why else "")
+
+
+def _default_folder(script: str) -> str:
+    return f"stallwise-runs/{Path(script).stem}-{time.strftime('%Y%m%d-%H%M%S')}"
+
+
+class _Teller:
+    """Says on stderr how far the profile is: at the start, then every few seconds."""
+
+    def __init__(self, budget_s: float) -> None:
+        self._budget_s = budget_s
+        self._last_s = 0.0
+
+    def __call__(self, now: "Progress") -> None:
+        if time.monotonic() - self._last_s < _PROGRESS_S:
+            return
+        self._last_s = time.monotonic()
+        left_s = max(0.0, self._budget_s - now.elapsed_s)
+        typer.echo(
+            f"stallwise: round {now.round}, {now.phase}, {now.steps} steps; at most {left_s:.0f} s left", err=True
+        )
