@@ -22,9 +22,14 @@ $(STAMP): pyproject.toml constraints.txt
 	$(BIN)/python -m pip install --quiet --editable '.[torch,dev]'
 	@touch $(STAMP)
 
-demo: $(STAMP) ## what this machine has, and what renting its betters would cost
-	@$(BIN)/stallwise doctor
-	@$(BIN)/stallwise catalog offers --gpu H100 --market spot --limit 5
+$(VENV)/.peers: $(STAMP)
+	$(BIN)/python -m pip install --quiet --editable '.[bench]'
+	@touch $(VENV)/.peers
+
+demo: $(STAMP) ## profile a bundled training job (JPEGs, a small CNN, two processes) and show where its time goes
+	@rm -rf build/demo-run
+	@$(BIN)/stallwise profile --nproc-per-node 2 --max-time 45 -o build/demo-run \
+		examples/images.py --data build/demo-images
 
 test: $(STAMP) check ## every check and every test
 	$(BIN)/python -m pytest
@@ -38,7 +43,7 @@ format: $(STAMP) ## apply lint fixes and formatting
 	$(BIN)/ruff check --fix .
 	$(BIN)/ruff format .
 
-bench: $(STAMP) ## every performance claim as a ratio to a peer in the same run
+bench: $(STAMP) $(VENV)/.peers ## every performance claim as a ratio to a peer in the same run
 	$(BIN)/python -m benchmarks
 
 validate: $(STAMP) ## every published figure against ours: docs/VALIDATION.md, build/validation.json

@@ -18,7 +18,7 @@ FLOORS: tuple[tuple[str, ...], ...] = (
     ("spot", "cloud", "cluster"),
     ("data", "elastic", "slurm", "deflate", "buckets", "tune"),
     ("report",),
-    ("cli", "web"),
+    ("cli", "web", "notebook"),
 )
 BESIDE = {("cloud", "spot"), ("cluster", "spot"), ("run", "hardware"), ("run", "workload")}
 

@@ -9,7 +9,8 @@ from typing import Annotated
 import typer
 
 import stallwise
-from stallwise.cli import catalog, compare, doctor, profile, report, run as run_commands, show
+from stallwise.cli import catalog, compare, doctor, profile, report, show
+from stallwise.cli import run as run_commands
 from stallwise.cli.output import Exit
 from stallwise.errors import StallwiseError
 

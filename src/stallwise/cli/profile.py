@@ -27,7 +27,7 @@ def profile(
     out: Annotated[
         str | None, typer.Option("-o", "--out", help="Folder of the run. Default: stallwise-runs/SCRIPT-DATE-TIME.")
     ] = None,
-    light: Annotated[bool, typer.Option("--light", help="Only watch: nothing is taken away, nothing ends early.")] = False,
+    light: Annotated[bool, typer.Option("--light", help="Only watch: take nothing away, end nothing early.")] = False,
     max_time_s: Annotated[float, typer.Option("--max-time", help="Seconds to measure at most, after warm-up.")] = 120.0,
     max_steps: Annotated[int | None, typer.Option("--max-steps", help="Steps to measure at most.")] = None,
     cold: Annotated[bool, typer.Option("--cold/--no-cold", help="Also measure with cold data files.")] = True,
@@ -100,7 +100,10 @@ def profile(
     # The job's own output must not get between a program and our JSON.
     outcome = run_profile(launch, _Teller(max_time_s), job_stdout=sys.stderr.fileno() if as_json else None)
     if launch.node_rank != 0:
-        typer.echo(f"This node's part is in {launch.folder}; node 0 shows the result.", err=True)
+        sentence = f"This node's part is in {launch.folder}; node 0 shows the result."
+        if outcome.exit_code or outcome.interrupted or outcome.hung:
+            raise no(f"stallwise: {_what_happened(outcome)} {sentence}")
+        typer.echo(f"stallwise: {sentence}", err=True)
         return
     _show(launch.folder, outcome, view, as_json=as_json)
 
@@ -110,21 +113,53 @@ def _show(folder: Path, outcome: "Outcome", view: View, *, as_json: bool) -> Non
     from stallwise.record.profile import profile_of
     from stallwise.run.reader import Run
 
+    happened = _what_happened(outcome)
     try:
-        found = profile_of(Run.open(folder))
-    except RunError as error:
-        raise no(f"stallwise: {_what_happened(outcome)}{error}") from None
+        found = profile_of(Run.open(folder)) if _each_phase_was_measured(outcome) else None
+    except RunError:
+        found = None
+    if found is None:
+        raise no(f"stallwise: {_too_little(outcome, happened)}")
     show_profile(found, view, as_json=as_json)
     typer.echo(f"\nThe run is in {folder}; see it again with: stallwise report {folder}", err=True)
-    if outcome.manifest.state != "complete":
-        raise no(f"stallwise: {_what_happened(outcome)}".rstrip())
+    if happened:
+        raise no(f"stallwise: {happened} What was measured before is kept.")
 
 
 def _what_happened(outcome: "Outcome") -> str:
-    code = outcome.exit_code
-    said = f"The job ended with exit code {code}. " if code > 0 else f"The job was killed by signal {-code}. "
-    why = outcome.manifest.partial_reason
-    return (said if code else "") + (f"{why} " if why else "")
+    """One sentence for a job that did not end as it should; empty for one that did."""
+    why, code = outcome.manifest.partial_reason or "", outcome.exit_code
+    if outcome.interrupted:
+        return "The profile was interrupted."
+    if outcome.hung or (not code and why):
+        return why
+    if code == 0:
+        return ""
+    ended = f"The job ended with exit code {code}" if code > 0 else f"The job was killed by signal {-code}"
+    return f"{ended}. {why}".rstrip()
+
+
+def _each_phase_was_measured(outcome: "Outcome") -> bool:
+    """Without a block of every phase there is no split: all the rest would pass for compute."""
+    from stallwise.record.plan import LADDER
+
+    return all(phase.blocks for phase in outcome.manifest.phases if phase.name in LADDER)
+
+
+def _too_little(outcome: "Outcome", happened: str) -> str:
+    if happened:
+        return f"{happened} Too little was measured before that to show anything."
+    steps = outcome.manifest.counts.steps
+    if steps == 0:
+        return (
+            "No training step was seen, so there is nothing to show: no optimizer stepped in the processes that "
+            "Stallwise started. A script that starts its ranks itself is profiled with --nproc-per-node; a loop "
+            "without an optimizer calls stallwise.step()."
+        )
+    return (
+        f"{steps} steps were seen, too few to measure each phase once, so there is nothing to show. "
+        "Give the script more steps or epochs."
+    )
 
 
 def _default_folder(script: str) -> str:

@@ -36,8 +36,8 @@ def report(
     from stallwise.run.reader import Run
 
     found = profile_of(Run.open(run))
-    page = write_page(found, html or run / "report.html")
     show_profile(found, view, as_json=as_json)
+    page = write_page(found, html or run / "report.html")
     typer.echo(f"\nThe page is {page}", err=True)
 
 

@@ -43,13 +43,14 @@ def fetch_part(work: LoaderWork, consume_s: float) -> float:
     return work.blocked_s / (work.prepare_s + work.blocked_s) if work.period_s > 0 else 0.0
 
 
-def step_with_workers(work: LoaderWork, consume_s: float, workers: int, cores: int, busy_cores: float) -> float:
+def step_with_workers(work: LoaderWork, consume_s: float, workers: int, free_cores: int) -> float:
     """The step time with another number of workers: the slower of consuming and delivering.
 
-    Blocked time overlaps freely; preparation needs cores, of which `busy_cores` are taken by the training itself.
+    Blocked time overlaps freely, preparation needs a core each. Without a worker, loading and consuming take turns.
     """
-    free = max(1.0, cores - busy_cores)
-    prepare_s = work.prepare_s / min(workers, free)
+    if workers == 0:
+        return consume_s + work.prepare_s + work.blocked_s
+    prepare_s = work.prepare_s / min(workers, free_cores)
     whole_s = (work.prepare_s + work.blocked_s) / workers
     return max(consume_s, prepare_s, whole_s)
 

@@ -12,6 +12,7 @@ from collections.abc import Hashable, Sequence
 
 _MOST = 0.8
 _LONGEST_PERIOD = 32
+_CONVINCED = 3
 
 Shape = tuple[tuple[str, int], ...]
 """What happened in a cycle, in order: ("fetch", loader) or ("optimizer", optimizer)."""
@@ -28,20 +29,34 @@ class CycleTracker:
         self._stepped = False
         self._training: frozenset[int] | None = None
         self._explicit = False
+        self._evaluating: int | None = None  # the loader of the last fetch, where it is not a training loader
+        self._mistaken: Counter[int] = Counter()
+        self._hollow = False  # a cycle was opened by a fetch that then found the epoch over
+        self._period: int | None = None
 
     def fetch(self, loader: int, *, grad_enabled: bool = True) -> bool:
         """A loader is asked for a batch; True when that opens a cycle."""
         if self.is_evaluation(loader, grad_enabled=grad_enabled) or self._explicit:
+            self._evaluating = loader
             return False
-        opens = self._stepped or not self._seen
+        self._evaluating = None
+        opens = (self._stepped or not self._seen) and not self._hollow
         if opens:
             self._open()
+        self._hollow = False
         self._seen.append(("fetch", loader))
         return opens
+
+    def nothing_fetched(self, loader: int) -> None:
+        """The fetch just reported found the epoch over: the cycle it opened begins with the next one."""
+        if self._seen and self._seen[-1] == ("fetch", loader):
+            self._seen.pop()
+            self._hollow = not self._seen
 
     def optimizer(self, optimizer: int) -> bool:
         """An optimizer has stepped; True when that opens a cycle (only in jobs without a loader)."""
         opens = False
+        self._trained_on(self._evaluating)
         if not self._explicit and not self._has_loader() and self._first_again(optimizer):
             self._open()
             opens = True
@@ -65,18 +80,33 @@ class CycleTracker:
     def settle(self) -> None:
         """Enough cycles were seen: decide which loaders are training loaders."""
         full = max(1, self.cycles - 1)
+        self._period = self.period
         self._training = frozenset(loader for loader, n in self._fetched_in.items() if n >= _MOST * full)
 
     @property
     def period(self) -> int:
-        """Cycles per step, from the shapes seen so far."""
-        return period_of(self.shapes)
+        """Cycles per step, from the shapes seen so far; later irregularities do not change it."""
+        return self._period or period_of(self.shapes)
+
+    @property
+    def repeats(self) -> bool:
+        """Whether the shapes seen so far show a repetition; after twice the longest one there is none to wait for."""
+        tail = self.shapes[1:]
+        return self.period > 1 or len(set(tail)) <= 1 or len(tail) > 2 * _LONGEST_PERIOD
 
     @property
     def fetches_per_cycle(self) -> float:
         """Mean number of fetches in the cycles seen so far."""
         fetches = sum(kind == "fetch" for shape in self.shapes for kind, _ in shape)
         return fetches / max(1, len(self.shapes))
+
+    def _trained_on(self, loader: int | None) -> None:
+        """An optimizer stepped on batches that were taken for evaluation: again and again, and it is training."""
+        if self._training is None or loader is None:
+            return
+        self._mistaken[loader] += 1
+        if self._mistaken[loader] >= _CONVINCED:
+            self._training |= {loader}
 
     def _has_loader(self) -> bool:
         return bool(self._fetched_in) or any(kind == "fetch" for kind, _ in self._seen)

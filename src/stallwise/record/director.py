@@ -1,6 +1,7 @@
 """Decides which round comes next: on rank 0 from what was measured, on the other ranks by reading that decision."""
 
 import itertools
+import math
 import os
 import statistics
 import time
@@ -184,7 +185,7 @@ class Director:
             phases=phases,
             block_steps=plan.block_steps(step_s, self.settings.block_s, quantum),
             settle_steps=0 if self.settings.light else _SETTLE_STEPS,
-            queue_steps=0 if self.settings.light else round(self._queue_steps + 0.5),
+            queue_steps=0 if self.settings.light else math.ceil(self._queue_steps),
         )
 
 

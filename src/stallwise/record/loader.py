@@ -51,6 +51,15 @@ class Source:
         """Count from the start."""
         self.given = 0
         self.replayed = 0
+        self.stale = 0
+
+    def drop_queue(self) -> None:
+        """Throw away what the workers prepared while batches were replayed, before the next real fetch.
+
+        A loader slower than the training would else live on that head start for long: q batches of it last
+        q / (1 - consume / produce) steps, not q.
+        """
+        self.stale = self.queued
 
     @property
     def cut_short(self) -> bool:
@@ -72,6 +81,8 @@ class Loaders:
         self._listener = listener
         self._folder = folder
         self._keys = itertools.count()
+        self._alike: dict[Any, list[int]] = {}
+        self._wrapped: set[int] = set()
         self._sources: weakref.WeakKeyDictionary[Any, Source] = weakref.WeakKeyDictionary()
         self._own: WatchedFetch | None = None
 
@@ -95,19 +106,34 @@ class Loaders:
 
     def wrap(self, iterable: Iterable[Item]) -> Iterator[Item]:
         """Watch any iterable of batches (`stallwise.batches`)."""
-        source = Source(next(self._keys), iterable)
+        source = Source(self._key(iterable), iterable)
+        self._wrapped.add(source.key)
         iterator = iter(iterable)
-        while True:
-            try:
-                batch = self._next(source, lambda: next(iterator))
-            except StopIteration:
-                return
-            yield batch
+        try:
+            while True:
+                try:
+                    batch = self._next(source, lambda: next(iterator))
+                except StopIteration:
+                    return
+                yield batch
+        finally:
+            self._wrapped.discard(source.key)
+
+    def _key(self, loader: Any) -> int:
+        """A number for the source. A loader made anew for every epoch is one source: it gets that of the one before."""
+        taken = {source.key for source in self._sources.values()} | self._wrapped
+        kinds = (type(loader), type(getattr(loader, "dataset", None)))
+        sizes = (getattr(loader, "batch_size", None), getattr(loader, "num_workers", None), _length(loader))
+        keys = self._alike.setdefault((kinds, sizes), [])
+        free = next((key for key in keys if key not in taken), None)
+        if free is None:
+            keys.append(free := next(self._keys))
+        return free
 
     def _iterate(self, loader: DataLoader[Any], iterate: Callable[[Any], Any]) -> Any:
         source = self._sources.get(loader)
         if source is None:
-            source = self._sources[loader] = Source(next(self._keys), loader)
+            source = self._sources[loader] = Source(self._key(loader), loader)
         source.begin_epoch()
         if source.workers == 0 and self._own is None:
             self._own = WatchedFetch(self._folder, source.key, -1)
@@ -136,6 +162,9 @@ class Loaders:
             source.replayed += 1
         else:
             try:
+                while source.stale:
+                    source.stale -= 1
+                    advance()
                 batch = advance()
             except StopIteration:
                 self._listener.ended(source)

@@ -1,5 +1,6 @@
 """The recorder of one rank: hears of fetches and optimizer steps, counts steps, and walks through the plan."""
 
+import os
 import resource
 import time
 from collections import deque
@@ -58,6 +59,7 @@ class Recorder:
         self.director = Director(settings)
         self.last_beat_s = time.monotonic()
         self._zero_s = writer.clock_zero_s
+        self._process = os.getpid()  # a forked child that trains too is not this rank
         self._worker_folder = Path(worker_folder)
         self._control = Control(worker_folder)
         self._optimizers: dict[int, Optimizer] = {}
@@ -88,6 +90,8 @@ class Recorder:
     def wants(self, source: Source) -> Any | None:
         """A fetch begins: maybe a step does too. In replay phases, the batch to hand out."""
         self.last_beat_s = time.monotonic()
+        if os.getpid() != self._process:
+            return None
         grad = torch.is_grad_enabled()
         if self.tracker.fetch(source.key, grad_enabled=grad):
             self._cycle_opened()
@@ -104,7 +108,7 @@ class Recorder:
 
     def fetched(self, source: Source, batch: Any, start_s: float, end_s: float) -> None:
         """A fetch ended."""
-        if source.key not in self._sources or self._evaluation_since_s is not None:
+        if source.key not in self._sources or self._evaluation_since_s is not None or os.getpid() != self._process:
             return
         self._data_wait_s += end_s - start_s
         if source.key == min(self._sources):
@@ -118,6 +122,7 @@ class Recorder:
 
     def ended(self, source: Source) -> None:
         """An epoch of this source is over."""
+        self.tracker.nothing_fetched(source.key)
         if source.key in self._sources:
             self._spoiled = True
 
@@ -128,6 +133,8 @@ class Recorder:
 
     def _optimizer_stepped(self, optimizer: Optimizer, _args: Any, _kwargs: Any) -> None:
         self.last_beat_s = time.monotonic()
+        if os.getpid() != self._process:
+            return
         self._optimizers.setdefault(id(optimizer), optimizer)
         if self.clock.device is None:
             self.clock.device = _device_of(optimizer)
@@ -279,7 +286,7 @@ class Recorder:
 
     def _warmed_up(self) -> bool:
         period = self.tracker.period
-        return self.tracker.cycles > max(self.settings.warmup_steps, 2 * period + 1)
+        return self.tracker.cycles > max(self.settings.warmup_steps, 2 * period + 1) and self.tracker.repeats
 
     def _next_round(self) -> plan.Round:
         if self.director.rounds == 0:
@@ -320,6 +327,9 @@ class Recorder:
             for ring in self._rings.values():
                 ring.clear()
         if segment.phase in (plan.AS_IS, plan.COLD):
+            for source in self._sources.values():
+                if source.replayed:
+                    source.drop_queue()
             self._restore()
         elif self._snapshot is None:
             self._snapshot = Snapshot(self._optimizers.values())

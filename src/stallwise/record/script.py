@@ -22,8 +22,8 @@ def run_script(script: str, arguments: Sequence[str]) -> None:
     path = Path(script)
     if not path.is_file():
         raise InputError(f"There is no script {script}. Give the path of the training script.")
-    absolute = str(path.resolve())
-    code = compile(path.read_bytes(), absolute, "exec")
+    absolute = os.path.abspath(script)
+    code = compile(path.read_bytes(), absolute, "exec", dont_inherit=True)
     main = types.ModuleType("__main__")
     main.__dict__.update(
         __file__=absolute,
@@ -33,14 +33,15 @@ def run_script(script: str, arguments: Sequence[str]) -> None:
         __loader__=importlib.machinery.SourceFileLoader("__main__", absolute),
     )
     sys.argv = [script, *arguments]
-    sys.path[0] = os.path.dirname(absolute)
+    # Python follows a link to the script here, but not in __file__.
+    _lead_path(os.path.dirname(os.path.realpath(absolute)))
     sys.modules["__main__"] = main
     exec(code, main.__dict__)
 
 
 def run_module(name: str, arguments: Sequence[str]) -> None:
     """Execute the module `name` as `python -m name` would."""
-    sys.path[0] = os.getcwd()
+    _lead_path(os.getcwd())
     found = _find_main(name)
     if found is None or found.origin is None or not isinstance(found.loader, importlib.machinery.SourceFileLoader):
         raise InputError(f"There is no module {name} to run. Give a module that `python -m` would run.")
@@ -58,6 +59,11 @@ def run_module(name: str, arguments: Sequence[str]) -> None:
     sys.argv = [found.origin, *arguments]
     sys.modules["__main__"] = main
     exec(code, main.__dict__)
+
+
+def _lead_path(folder: str) -> None:
+    if not sys.flags.safe_path:
+        sys.path[0] = folder
 
 
 def _find_main(name: str) -> importlib.machinery.ModuleSpec | None:

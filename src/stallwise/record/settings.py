@@ -12,6 +12,8 @@ PROGRESS_NAME = "progress.json"
 """In rank 0's folder while it runs: what it is doing."""
 STACKS_NAME = "stacks.txt"
 """In a rank's folder: empty, until the rank hangs."""
+PROCESS_NAME = "process"
+"""In a rank's folder while it runs: its process id."""
 WORKERS_NAME = "workers"
 """In a rank's folder: what its loader workers write."""
 

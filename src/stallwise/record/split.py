@@ -73,6 +73,7 @@ class Measured:
     data: DataPath | None
     cold: DataPath | None
     cold_step: Interval | None
+    data_wait_s: float | None  # part of an as-is step that the slowest-fed rank waits for its batches
     rungs: dict[str, dict[int, float]]
 
 
@@ -85,6 +86,11 @@ def measure(run: Run) -> Measured:
     if plan.AS_IS not in rungs:
         raise RunError(
             f"The run at {run.path} has no complete block of steps. Profile the job longer, or make its loop longer."
+        )
+    announced = {phase.name for phase in run.manifest.phases} & set(plan.LADDER)
+    if announced - rungs.keys():
+        raise RunError(
+            f"The run at {run.path} ended before every phase was measured once. Give the script more steps or epochs."
         )
     batches = run.table("batches")
     stalls, compute = ladder_shares(list(rungs.values()))
@@ -99,6 +105,7 @@ def measure(run: Run) -> Measured:
         data=data,
         cold=_data_path(steps, batches, plan.COLD) if cold else None,
         cold_step=median_of_block_means(list(cold.values())) if cold else None,
+        data_wait_s=_data_wait_s(steps),
         rungs=rungs,
     )
 
@@ -188,6 +195,14 @@ def _skew(steps: "polars.DataFrame", world: WorldRecord) -> Skew | None:
     rank = _slowest(of_rank)
     times = dict(medians.iter_rows())
     return Skew(rank=rank, s=max(0.0, times[rank] - sum(times.values()) / len(times)))
+
+
+def _data_wait_s(steps: "polars.DataFrame") -> float | None:
+    import polars as pl
+
+    kept = steps.filter(pl.col("kept") & (pl.col("phase") == plan.AS_IS) & pl.col("data_wait_s").is_not_null())
+    waits = kept.group_by("rank").agg(pl.col("data_wait_s").mean()).get_column("data_wait_s").to_list()
+    return max(waits, default=None)
 
 
 def _data_path(steps: "polars.DataFrame", batches: "polars.DataFrame", phase: str) -> DataPath | None:

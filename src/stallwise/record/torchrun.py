@@ -1,6 +1,7 @@
 """torchrun's options, handed through as the user gave them."""
 
 import os
+import socket
 from dataclasses import dataclass
 
 from stallwise.errors import InputError
@@ -23,9 +24,10 @@ class TorchrunOptions:
 
     def arguments(self) -> tuple[str, ...]:
         """torchrun's command line; empty where torchrun is not needed."""
-        if self.nproc_per_node is None and self.nnodes == 1:
-            return ()
         self._check()
+        addresses = (self.master_addr, self.master_port, self.rdzv_backend, self.rdzv_endpoint, self.rdzv_id)
+        if self.nproc_per_node is None and self.nnodes == 1 and all(given is None for given in addresses):
+            return ()
         given = {
             "--nproc-per-node": self.nproc_per_node or "1",
             "--nnodes": str(self.nnodes),
@@ -51,9 +53,15 @@ class TorchrunOptions:
         return self.rdzv_id or f"{self.master_addr or self.rdzv_endpoint}-{self.master_port or ''}".strip("-")
 
     def _check(self) -> None:
+        if self.nnodes < 1:
+            raise InputError(f"--nnodes takes a number of nodes from 1, not {self.nnodes}.")
+        if not 0 <= self.node_rank < self.nnodes:
+            raise InputError(f"--node-rank takes a number from 0 to {self.nnodes - 1}, not {self.node_rank}.")
         if self.nnodes > 1 and self.master_addr is None and self.rdzv_endpoint is None:
-            raise InputError("Several nodes need --master-addr and --master-port, or --rdzv-endpoint, to find each other.")
+            raise InputError("Several nodes find each other by --master-addr and --master-port, or --rdzv-endpoint.")
         self._per_node()
+        if self.master_port is not None and self.node_rank == 0 and self.rdzv_endpoint is None:
+            _check_port(self.master_port)
 
     def _per_node(self) -> int:
         given = self.nproc_per_node or "1"
@@ -64,3 +72,14 @@ class TorchrunOptions:
         if not given.isdigit() or int(given) < 1:
             raise InputError(f"--nproc-per-node takes a number, gpu, cpu or auto, not {given!r}.")
         return int(given)
+
+
+def _check_port(port: int) -> None:
+    """torchrun would take a minute, or print a page, to say the same."""
+    with socket.socket() as probe_socket:
+        probe_socket.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+        try:
+            probe_socket.bind(("", port))
+        except (OSError, OverflowError) as error:
+            reason = error.strerror if isinstance(error, OSError) else "a port is a number up to 65535"
+            raise InputError(f"--master-port {port} cannot be used here ({reason}). Choose another port.") from None

@@ -2,7 +2,7 @@
 
 from dataclasses import dataclass
 
-from stallwise.model.datapath import step_with_workers
+from stallwise.model.datapath import LoaderWork, step_with_workers
 from stallwise.model.intervals import median_of_block_means
 from stallwise.record import plan
 from stallwise.record.split import Measured
@@ -10,6 +10,21 @@ from stallwise.record.split import Measured
 # A stall below this share of the step is not what to work on first.
 _WORTH_IT = 0.05
 _MOST_WORKERS = 64
+
+_SENTENCES = {
+    "copy": "Copying batches to the device is not hidden behind compute",
+    "interconnect": "Ranks of one machine wait for the exchange of gradients",
+    "network": "Machines wait for the exchange of gradients",
+    "prep": "Preparing batches holds the step up",
+    "fetch": "Reading data holds the step up",
+}
+_ADVICE = {
+    "copy": "Use pin_memory=True in the loader and .to(device, non_blocking=True), or send smaller types.",
+    "interconnect": "Exchange less often (accumulate gradients) or less (a bf16 hook), or use a faster GPU link.",
+    "network": "Exchange less often (accumulate gradients) or less (a bf16 hook), or rent a faster network.",
+    "prep": "The cores are used up: decode less (smaller images, a faster decoder, prepared data) or rent more cores.",
+    "fetch": "Keep the data closer: a local cache, a faster disk, or larger files read in sequence.",
+}
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -24,19 +39,24 @@ class Verdict:
 
 
 def judge(found: Measured, *, cores: int | None, ranks: int) -> Verdict:
-    """Name the largest stall that is beyond noise and worth the work; else a slow rank; else compute."""
+    """Name the largest stall that is beyond noise and worth the work; else a slow rank; else compute.
+
+    `cores` are those of a machine, shared by its `ranks`.
+    """
     step_s = found.step.value
+    if list(found.rungs) == [plan.AS_IS]:
+        return _only_watched(found)
+    skew_s = found.skew.s if found.skew is not None else 0.0
     for name, share in found.split.stalls().items():
-        if share.distinguishable and share.s >= _WORTH_IT * step_s:
+        if share.distinguishable and share.s >= _WORTH_IT * step_s and share.s >= skew_s:
             return _stalled(name, share.s, found, cores, ranks)
-    if found.skew is not None and found.skew.s >= _WORTH_IT * step_s:
-        gain = found.skew.s / step_s
+    if found.skew is not None and skew_s >= _WORTH_IT * step_s:
         return Verdict(
             binds="skew",
             sentence=f"Rank {found.skew.rank} computes longer than the others, and all wait for it.",
             next_step=f"Find out what is different about rank {found.skew.rank}: its data, its GPU, its neighbours.",
-            predicted_step_s=step_s - found.skew.s,
-            predicted_gain=gain,
+            predicted_step_s=step_s - skew_s,
+            predicted_gain=skew_s / step_s,
         )
     return Verdict(
         binds="compute",
@@ -45,57 +65,73 @@ def judge(found: Measured, *, cores: int | None, ranks: int) -> Verdict:
     )
 
 
-def _stalled(name: str, stall_s: float, found: Measured, cores: int | None, ranks: int) -> Verdict:
-    share = stall_s / found.step.value
-    if name in ("prep", "fetch"):
-        return _data_bound(name, share, found, cores, ranks)
-    sentences = {
-        "copy": "Copying batches to the device is not hidden behind compute.",
-        "interconnect": "Ranks of one machine wait for the exchange of gradients.",
-        "network": "Machines wait for the exchange of gradients.",
-    }
-    steps = {
-        "copy": "Use pin_memory=True in the loader and .to(device, non_blocking=True), or send smaller types.",
-        "interconnect": "Exchange less often (accumulate gradients) or less (a bf16 hook), or use a faster GPU link.",
-        "network": "Exchange less often (accumulate gradients) or less (a bf16 hook), or rent a faster network.",
-    }
+def _only_watched(found: Measured) -> Verdict:
+    """Without ablation only the waiting for batches can be seen, not why, nor any other stall."""
+    wait_s, step_s = found.data_wait_s, found.step.value
+    full = "Profile without --light to have the step taken apart."
+    if wait_s is None:
+        return Verdict(binds="unknown", sentence="Nothing was taken away from the step.", next_step=full)
+    waits = f"{wait_s / step_s:.0%}".replace("%", " %")
     return Verdict(
-        binds=name,
-        sentence=f"{sentences[name]} That is {share:.0%} of the step.",
-        next_step=steps[name],
-        predicted_step_s=found.step.value - stall_s,
-        predicted_gain=share,
+        binds="data" if wait_s >= _WORTH_IT * step_s else "unknown",
+        sentence=f"Only watched: the script waits for its batches {waits} of the step.",
+        next_step=full,
     )
 
 
-def _data_bound(name: str, share: float, found: Measured, cores: int | None, ranks: int) -> Verdict:
-    what = "Preparing batches" if name == "prep" else "Reading data"
-    sentence = f"{what} holds the step up for {share:.0%} of its time."
-    data, step_s = found.data, found.step.value
-    if data is None:
-        return Verdict(binds=name, sentence=sentence, next_step="Prepare batches ahead, in processes of their own.")
-    consume_s = median_of_block_means(list(found.rungs[plan.HOST].values())).value
-    # Cores are shared by the ranks of a machine; where training itself runs on the CPU it keeps one busy.
-    mine = max(1, (cores or _MOST_WORKERS) // max(1, ranks))
-    busy = 0.0 if plan.DEVICE in found.rungs else 1.0
-    times = {
-        workers: step_with_workers(data.work, consume_s, workers, mine, busy)
-        for workers in range(data.work.workers + 1, _MOST_WORKERS + 1)
-    }
+def _stalled(name: str, stall_s: float, found: Measured, cores: int | None, ranks: int) -> Verdict:
+    step_s = found.step.value
+    sentence = f"{_SENTENCES[name]}: {stall_s / step_s:.0%} of the step.".replace("%", " %")
+    if name in ("prep", "fetch") and found.data is not None:
+        consume_s = median_of_block_means(list(found.rungs[plan.HOST].values())).value
+        return _data_bound(name, sentence, step_s, consume_s, found.data.work, _free_cores(found, cores, ranks))
+    return Verdict(
+        binds=name,
+        sentence=sentence,
+        next_step=_ADVICE[name],
+        predicted_step_s=step_s - stall_s,
+        predicted_gain=stall_s / step_s,
+    )
+
+
+def _free_cores(found: Measured, cores: int | None, ranks: int) -> int:
+    """Cores that one rank's loader may use; where training itself runs on the CPU, it keeps one busy."""
+    mine = (cores or _MOST_WORKERS) // max(1, ranks)
+    return max(1, mine - (0 if plan.DEVICE in found.rungs else 1))
+
+
+def _data_bound(
+    name: str, sentence: str, step_s: float, consume_s: float, work: LoaderWork, free_cores: int
+) -> Verdict:
+    """More workers where the loader is too slow for the step and cores are free; else what the stall needs instead.
+
+    What workers bring is the model's time with them over the model's time with the present number, so that a stall
+    the model does not explain is not credited to them.
+    """
+    now_s = step_with_workers(work, consume_s, work.workers, free_cores)
+    times = {n: step_with_workers(work, consume_s, n, free_cores) for n in range(work.workers + 1, _MOST_WORKERS + 1)}
     best_s = min(times.values())
     workers = next(n for n, time_s in times.items() if time_s <= 1.02 * best_s)
-    gain = 1 - times[workers] / step_s
+    gain = 1 - times[workers] / now_s
     if gain >= _WORTH_IT:
         return Verdict(
             binds=name,
             sentence=sentence,
-            next_step=f"Set num_workers={workers} in the DataLoader (now {data.work.workers}).",
-            predicted_step_s=times[workers],
+            next_step=f"Set num_workers={workers} in the DataLoader (now {work.workers}).",
+            predicted_step_s=step_s * (1 - gain),
             predicted_gain=gain,
         )
-    advice = (
-        "The cores are used up: decode less (smaller images, a faster decoder, prepared data) or rent more of them."
-        if name == "prep"
-        else "Keep the data closer: a local cache, a faster disk, or larger files read in sequence."
+    advice = _ADVICE[name]
+    if work.period_s < consume_s:
+        if free_cores > work.workers:
+            sentence += " The loader keeps up: what costs is taking the batches over into the training process."
+            advice = "Hand over less: larger batches, fewer and smaller tensors per batch, pin_memory=True."
+        else:
+            sentence += " The loader keeps up, but its workers and the training take the cores from each other."
+    return Verdict(
+        binds=name,
+        sentence=sentence,
+        next_step=advice,
+        predicted_step_s=consume_s,
+        predicted_gain=1 - consume_s / step_s,
     )
-    return Verdict(binds=name, sentence=sentence, next_step=advice, predicted_step_s=consume_s, predicted_gain=share)

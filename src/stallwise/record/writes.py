@@ -1,19 +1,22 @@
 """What the script saves while it is profiled goes to a scratch folder, and is found there again.
 
 A profile trains on replayed batches; a checkpoint of that must not overwrite a real one. `torch.save`, distributed
-checkpoints and safetensors are led to the scratch folder, and reading, renaming or removing such a file follows it
-there. Trackers (Weights & Biases, MLflow, TensorBoard) are switched off or pointed there by their own variables.
-Everything else the script writes is the script's own business.
+checkpoints and safetensors write from C++ or to names of their own and are led aside here; everything that goes
+through Python's own file functions is led aside in `scratch`. Trackers (Weights & Biases, MLflow …) are switched off
+or pointed there by their own variables.
 """
 
+import functools
+import importlib.util
 import os
 import sys
 import time
 from collections.abc import Callable
-from pathlib import Path
 from typing import Any
 
 import torch
+
+from stallwise.record.scratch import Scratch, guard_files
 
 Told = Callable[[str, float, float, str | None], None]
 """(kind, start, duration, detail): a checkpoint was saved."""
@@ -27,58 +30,19 @@ TRACKERS = {
 }
 
 
-class Scratch:
-    """Maps what the script calls a file to where it really lies."""
-
-    def __init__(self, folder: Path) -> None:
-        self.folder = folder
-        self._moved: dict[str, Path] = {}
-
-    def write_to(self, path: Any) -> Any:
-        """Where a file that the script wants to write goes; other targets (open files) are left alone."""
-        if not isinstance(path, (str, os.PathLike)):
-            return path
-        absolute = os.path.abspath(path)
-        target = self.folder / absolute.lstrip(os.sep)
-        target.parent.mkdir(parents=True, exist_ok=True)
-        self._moved[absolute] = target
-        return target
-
-    def read_from(self, path: Any) -> Any:
-        """Where a file that the script wants to read lies."""
-        if not isinstance(path, (str, os.PathLike)):
-            return path
-        return self._moved.get(os.path.abspath(path), path)
-
-    def rename(self, old: Any, new: Any, rename: Callable[..., Any], **options: Any) -> Any:
-        """Rename a file; one that lies in the scratch folder stays there under its new name."""
-        lies = self.read_from(old)
-        if lies is old or lies == old:
-            return rename(old, new, **options)
-        self._moved.pop(os.path.abspath(old), None)
-        return rename(lies, self.write_to(new), **options)
-
-    def remove(self, path: Any, remove: Callable[..., Any], **options: Any) -> Any:
-        """Remove a file; one that was only ever written to the scratch folder is removed there."""
-        lies = self.read_from(path)
-        if lies is not path and lies != path:
-            self._moved.pop(os.path.abspath(path), None)
-        return remove(lies, **options)
-
-
 def guard_writes(scratch: Scratch, told: Told) -> None:
     """Lead every known way of saving a checkpoint to the scratch folder, and time it."""
     _guard_torch(scratch, told)
     _guard_distributed_checkpoint(scratch, told)
     _guard_safetensors(scratch, told)
-    _guard_files(scratch)
+    guard_files(scratch)
     for name, value in TRACKERS.items():
         os.environ[name] = value.format(scratch=scratch.folder)
 
 
 def time_writes(told: Told) -> None:
     """Time checkpoints without moving them (`--allow-writes`, light mode)."""
-    torch.save = _timed(torch.save, lambda args, kwargs: (args, kwargs), told)
+    torch.save = _timed(torch.save, _unchanged, told)
 
 
 def _guard_torch(scratch: Scratch, told: Told) -> None:
@@ -87,61 +51,35 @@ def _guard_torch(scratch: Scratch, told: Told) -> None:
 
 
 def _guard_distributed_checkpoint(scratch: Scratch, told: Told) -> None:
-    if not torch.distributed.is_available():
-        return
-    from torch.distributed import checkpoint
+    """Its readers and writers hold the path; whoever makes or resets one, here is where the path comes in."""
 
-    def move(args: tuple[Any, ...], kwargs: dict[str, Any]) -> tuple[tuple[Any, ...], dict[str, Any]]:
-        if kwargs.get("checkpoint_id") is not None:
-            kwargs = kwargs | {"checkpoint_id": scratch.write_to(kwargs["checkpoint_id"])}
-        writer = kwargs.get("storage_writer")
-        if writer is not None and hasattr(writer, "path"):
-            writer.path = scratch.write_to(writer.path)
-        return args, kwargs
+    def patch(checkpoint: Any) -> None:
+        held = (
+            (checkpoint.filesystem._FileSystemWriter, scratch.write_to),
+            (checkpoint.FileSystemReader, scratch.read_from),
+        )
+        for kind, where in held:
+            kind.__init__ = _plain(kind.__init__, _redirected(where, 1, "path"))
+            kind.reset = _plain(kind.reset, _redirected(where, 1, "checkpoint_id"))
+        for name in ("save", "async_save"):
+            setattr(checkpoint, name, _timed(getattr(checkpoint, name), _unchanged, told))
 
-    checkpoint.save = _timed(checkpoint.save, move, told)  # type: ignore[attr-defined]
-    checkpoint.async_save = _timed(checkpoint.async_save, move, told)  # type: ignore[attr-defined]
+    _when_imported("torch.distributed.checkpoint", patch)
 
 
 def _guard_safetensors(scratch: Scratch, told: Told) -> None:
-    """safetensors is not ours to import: patch it when the script has it, now or at its first import."""
-
     def patch(module: Any) -> None:
         module.save_file = _timed(module.save_file, _redirected(scratch.write_to, 1, "filename"), told)
         module.load_file = _plain(module.load_file, _redirected(scratch.read_from, 0, "filename"))
 
-    if "safetensors.torch" in sys.modules:
-        patch(sys.modules["safetensors.torch"])
-    else:
-        sys.meta_path.insert(0, _AfterImport("safetensors.torch", patch))
-
-
-def _guard_files(scratch: Scratch) -> None:
-    """Atomic saving (write aside, then rename) and rotating old checkpoints must go on working."""
-    for name in ("rename", "replace"):
-        original = getattr(os, name)
-
-        def rename(old: Any, new: Any, _original: Any = original, **options: Any) -> Any:
-            return scratch.rename(old, new, _original, **options)
-
-        setattr(os, name, rename)
-    for name in ("remove", "unlink"):
-        original = getattr(os, name)
-
-        def remove(path: Any, _original: Any = original, **options: Any) -> Any:
-            return scratch.remove(path, _original, **options)
-
-        setattr(os, name, remove)
-    for name in ("exists", "isfile", "getsize"):
-        original = getattr(os.path, name)
-
-        def look(path: Any, _original: Any = original) -> Any:
-            return _original(scratch.read_from(path))
-
-        setattr(os.path, name, look)
+    _when_imported("safetensors.torch", patch)
 
 
 Change = Callable[[tuple[Any, ...], dict[str, Any]], tuple[tuple[Any, ...], dict[str, Any]]]
+
+
+def _unchanged(args: tuple[Any, ...], kwargs: dict[str, Any]) -> tuple[tuple[Any, ...], dict[str, Any]]:
+    return args, kwargs
 
 
 def _redirected(where: Callable[[Any], Any], position: int, name: str) -> Change:
@@ -154,6 +92,7 @@ def _redirected(where: Callable[[Any], Any], position: int, name: str) -> Change
 
 
 def _plain(function: Callable[..., Any], change: Change) -> Callable[..., Any]:
+    @functools.wraps(function)
     def called(*args: Any, **kwargs: Any) -> Any:
         args, kwargs = change(args, kwargs)
         return function(*args, **kwargs)
@@ -164,6 +103,7 @@ def _plain(function: Callable[..., Any], change: Change) -> Callable[..., Any]:
 def _timed(function: Callable[..., Any], change: Change, told: Told) -> Callable[..., Any]:
     inner = _plain(function, change)
 
+    @functools.wraps(function)
     def called(*args: Any, **kwargs: Any) -> Any:
         start = time.monotonic()
         try:
@@ -174,28 +114,40 @@ def _timed(function: Callable[..., Any], change: Change, told: Told) -> Callable
     return called
 
 
+def _when_imported(name: str, patch: Callable[[Any], None]) -> None:
+    """Patch a module that is not ours to import: now, or as soon as the script has imported it."""
+    if name in sys.modules:
+        patch(sys.modules[name])
+    else:
+        sys.meta_path.insert(0, _AfterImport(name, patch))
+
+
 class _AfterImport:
-    """A finder that finds nothing; it lets the real one load `name` and then calls `patch` with the module."""
+    """A finder that lets the others find `name`, and calls `patch` with the module once it has been executed."""
 
     def __init__(self, name: str, patch: Callable[[Any], None]) -> None:
         self._name = name
         self._patch = patch
+        self._asking = False
 
     def find_spec(self, name: str, path: Any = None, target: Any = None) -> Any:
-        """Part of the import system."""
-        if name != self._name:
+        """Part of the import system; also asked by those who only want to know whether the module exists."""
+        if name != self._name or self._asking:
             return None
-        import importlib.util
-
-        sys.meta_path.remove(self)
-        found = importlib.util.find_spec(name)
+        self._asking = True
+        try:
+            found = importlib.util.find_spec(name)
+        finally:
+            self._asking = False
         if found is None or found.loader is None:
             return found
         load = found.loader.exec_module
 
         def exec_module(module: Any) -> None:
             load(module)
-            self._patch(module)
+            if self in sys.meta_path:
+                sys.meta_path.remove(self)
+                self._patch(module)
 
         found.loader.exec_module = exec_module  # type: ignore[method-assign]
         return found

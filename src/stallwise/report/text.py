@@ -1,5 +1,7 @@
 """Quantities as people read them. Base units come in, three digits and the unit that fits come out."""
 
+import math
+
 from stallwise.units import SECONDS_PER_HOUR
 
 
@@ -14,6 +16,31 @@ def show_seconds(value_s: float) -> str:
         if size >= scale or unit == "µs":
             return f"{_three_digits(value_s / scale)} {unit}"
     raise AssertionError("unreachable")
+
+
+def show_bounds(low_s: float, high_s: float) -> str:
+    """An interval of times: 102 to 113 ms, 0 to 510 µs; a word where it is unbounded."""
+    if not (math.isfinite(low_s) and math.isfinite(high_s)):
+        return "interval unknown"
+    # Few blocks can give a bound below zero, which no time has.
+    low, high = show_seconds(max(0.0, low_s)), show_seconds(high_s)
+    number, unit = low.split(" ")
+    return f"{number if low_s <= 0 or high.endswith(f' {unit}') else low} to {high}"
+
+
+def show_number(value: float) -> str:
+    """A count or a rate without its unit, three digits: 4.28, 274, 52,200."""
+    if abs(value) < 999.5:
+        return _three_digits(value)
+    whole = round(value, 2 - math.floor(math.log10(abs(value))))
+    return f"{whole:,.0f}"
+
+
+def show_percent(fraction: float) -> str:
+    """A part of a whole: 79 %, 8.5 %, 0.38 %."""
+    value = fraction * 100
+    digits = 0 if abs(value) >= 9.95 or value == 0 else 1 if abs(value) >= 0.95 else 2
+    return f"{value:.{digits}f} %"
 
 
 def show_bytes(value_bytes: float) -> str:

@@ -1,0 +1,109 @@
+"""Small real training scripts as subjects of tests, and what it takes to profile one."""
+
+import contextlib
+import json
+import os
+import signal
+import subprocess
+import sys
+import time
+import uuid
+from pathlib import Path
+from typing import Any
+
+import psutil
+
+JOBS = Path(__file__).parent
+TRAIN = str(JOBS / "train.py")
+MARK = "STALLWISE_TEST_MARK"
+
+
+class Profiled:
+    """`stallwise profile …` in a folder of its own; every process it starts carries a mark."""
+
+    def __init__(self, folder: Path, *arguments: str, out: str | None = "run", module: str = "stallwise") -> None:
+        self.mark = uuid.uuid4().hex
+        self.folder = folder
+        self.run = folder / (out or "run")
+        options = ["profile", *(["--out", out] if out else [])] if module == "stallwise" else []
+        self.process = subprocess.Popen(
+            [sys.executable, "-m", module, *options, *arguments],
+            stdout=subprocess.PIPE,
+            stderr=subprocess.PIPE,
+            stdin=subprocess.DEVNULL,
+            text=True,
+            cwd=folder,
+            env=os.environ | {MARK: self.mark, "OMP_NUM_THREADS": "1"},
+        )
+
+    def ended(self, code: int, *, patience_s: float = 30) -> "Profiled":
+        """Wait for the end; check exit code, that no traceback is ours and that no process is left."""
+        with contextlib.suppress(subprocess.TimeoutExpired):
+            self.process.communicate(timeout=patience_s)
+        self.process.kill()
+        left = self.left_after(6)
+        for process in left:
+            process.kill()
+        self.out, self.err = self.process.communicate()
+        assert self.process.returncode == code, f"exit {self.process.returncode}\n{self.out}\n{self.err}"
+        assert not left, f"left behind: {[process.info for process in left]}\n{self.err}"
+        for trace in self.err.split("Traceback (most recent call last)")[1:]:
+            assert "stallwise/" not in trace.replace(str(JOBS), ""), self.err
+        return self
+
+    def left_after(self, patience_s: float) -> list[psutil.Process]:
+        """Processes with our mark that live on after so long."""
+        until = time.monotonic() + patience_s
+        while (left := marked(self.mark)) and time.monotonic() < until:
+            time.sleep(0.2)
+        return left
+
+    def wait_for(self, ready: Any, patience_s: float = 30) -> Any:
+        """Wait until `ready()` says something, while the profile runs."""
+        until = time.monotonic() + patience_s
+        while not (found := ready()):
+            assert self.process.poll() is None, self.process.communicate()
+            assert time.monotonic() < until, "nothing happened"
+            time.sleep(0.05)
+        return found
+
+    def wait_for_rounds(self, rounds: int) -> None:
+        """Until the job has got so far."""
+        progress = self.run / "parts/rank-00000/progress.json"
+        self.wait_for(lambda: progress.exists() and json.loads(progress.read_bytes())["round"] >= rounds)
+
+    def interrupt(self, number: int = signal.SIGINT) -> None:
+        """Signal the launcher, and only it."""
+        self.process.send_signal(number)
+
+    @property
+    def said(self) -> str:
+        """Our own sentence: the last one on stderr."""
+        return next(line for line in reversed(self.err.splitlines()) if line.startswith("stallwise: "))
+
+    @property
+    def manifest(self) -> dict[str, Any]:
+        """The run's."""
+        return json.loads((self.run / "manifest.json").read_bytes())  # type: ignore[no-any-return]
+
+    def shown(self) -> dict[str, Any]:
+        """What `stallwise show` reads from the run."""
+        command = [sys.executable, "-m", "stallwise", "show", "--json", str(self.run)]
+        return json.loads(subprocess.run(command, capture_output=True, check=True).stdout)  # type: ignore[no-any-return]
+
+    def litter(self, *known: str) -> list[str]:
+        """What lies beside the run that was not there before."""
+        names = {self.run.name, *known}
+        return sorted(path.name for path in self.folder.iterdir() if path.name not in names)
+
+
+def marked(mark: str) -> list[psutil.Process]:
+    """Live processes that were started with this mark in their environment."""
+    found = []
+    for process in psutil.process_iter(["pid", "cmdline"]):
+        try:
+            if process.environ().get(MARK) == mark and process.status() != psutil.STATUS_ZOMBIE:
+                found.append(process)
+        except (psutil.Error, OSError):
+            continue
+    return found

@@ -1,0 +1,12 @@
+"""Will not be interrupted."""
+
+import time
+from pathlib import Path
+
+Path("begun").touch()
+until = time.monotonic() + 60
+while time.monotonic() < until:
+    try:
+        time.sleep(1)
+    except KeyboardInterrupt:
+        print("not now")

@@ -1,0 +1,74 @@
+"""Several launchers, several nodes, several folders: one record."""
+
+import json
+import os
+import shutil
+import socket
+import subprocess
+import sys
+from pathlib import Path
+
+from tests.conftest import Cli
+from tests.record.jobs import TRAIN, Profiled
+
+
+def free_port() -> str:
+    with socket.socket() as probe:
+        probe.bind(("", 0))
+        return str(probe.getsockname()[1])
+
+
+def test_two_nodes_without_a_shared_folder_are_joined_later(tmp_path: Path, cli: Cli) -> None:
+    nodes = [tmp_path / "node0", tmp_path / "node1"]
+    address = ("--nnodes", "2", "--master-addr", "127.0.0.1", "--master-port", free_port())
+    jobs = []
+    for rank, node in enumerate(nodes):
+        node.mkdir()
+        script = (TRAIN, "--workers", "1")
+        jobs.append(Profiled(node, *address, "--node-rank", str(rank), "--max-time", "0.5", *script))
+    jobs[1].ended(0)
+    jobs[0].ended(1)
+    assert "node 0 shows the result" in jobs[1].said
+    assert "Rank 1 of 2 left no record" in jobs[0].said
+    copied = tmp_path / "copied"
+    shutil.copytree(jobs[1].run, copied)
+    before = {path: path.read_bytes() for path in copied.rglob("*") if path.is_file()}
+    found = json.loads(cli("run", "join", "--json", str(jobs[0].run), str(copied)).stdout)
+    assert found["state"] == "complete", found["partial_reason"]
+    assert found["counts"]["ranks_seen"] == 2
+    assert len(found["nodes"]) == 2
+    assert {path: path.read_bytes() for path in copied.rglob("*") if path.is_file()} == before, "only read"
+
+
+def test_two_nodes_with_a_shared_folder_need_no_joining(tmp_path: Path) -> None:
+    address = ("--nnodes", "2", "--master-addr", "127.0.0.1", "--master-port", free_port())
+    jobs = [
+        Profiled(tmp_path, *address, "--node-rank", str(rank), "--max-time", "0.5", TRAIN, "--workers", "1")
+        for rank in (0, 1)
+    ]
+    jobs[1].ended(0)
+    jobs[0].ended(0)
+    shown = jobs[0].shown()
+    assert shown["state"] == "complete"
+    assert shown["counts"]["ranks_seen"] == 2
+
+
+def test_another_launcher_starts_the_recorder_itself(tmp_path: Path, cli: Cli) -> None:
+    torchrun = [sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc-per-node", "2"]
+    done = subprocess.run(
+        [*torchrun, "-m", "stallwise.record", TRAIN, "--steps", "250", "--workers", "1"],
+        cwd=tmp_path,
+        env=os.environ | {"STALLWISE_RUN": "mine", "OMP_NUM_THREADS": "1"},
+        capture_output=True,
+        text=True,
+        timeout=40,
+    )
+    assert done.returncode == 0, done.stderr
+    assert "stallwise run join mine" in done.stderr
+    found = json.loads(cli("run", "join", "--json", "mine").stdout)
+    assert found["state"] == "complete", found["partial_reason"]
+    assert found["counts"]["ranks_seen"] == found["world"]["world_size"] == 2
+    assert found["job"]["script"] == TRAIN
+    assert found["job"]["arguments"] == ["--steps", "250", "--workers", "1"]
+    assert {phase["name"] for phase in found["phases"]} >= {"as is", "no exchange"}
+    assert [path.name for path in tmp_path.iterdir()] == ["mine"]

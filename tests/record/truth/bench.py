@@ -1,0 +1,80 @@
+"""Measures the known job bare and profiled, in turns."""
+
+import json
+import statistics
+import subprocess
+import sys
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+JOB = Path(__file__).with_name("job.py")
+PARTS = ("compute", "copy", "interconnect", "network", "prep", "fetch")
+
+
+@dataclass(frozen=True)
+class Setup:
+    """The job with some options on some ranks; 0 ranks is a plain process."""
+
+    ranks: int
+    options: tuple[str, ...]
+
+    def bare_s(self, steps: int = 80) -> float:
+        """Mean step of the uninstrumented script, by its own clock."""
+        torchrun = ["-m", "torch.distributed.run", "--standalone", "--nproc-per-node", str(self.ranks)]
+        command = [sys.executable, *(torchrun if self.ranks else []), str(JOB), *self.options, "--steps", str(steps)]
+        done = subprocess.run(command, capture_output=True, text=True, check=True, timeout=120)
+        return float(json.loads(done.stdout.strip().splitlines()[-1])["step_s"])
+
+    def profiled(self, folder: Path, max_time_s: float = 12) -> dict[str, Any]:
+        """What `stallwise profile --json` says of the same script."""
+        ranks = ["--nproc-per-node", str(self.ranks)] if self.ranks else []
+        options = ["--json", "--no-cold", "--max-time", str(max_time_s), "-o", str(folder), *ranks]
+        command = [sys.executable, "-m", "stallwise", "profile", *options, str(JOB), *self.options]
+        done = subprocess.run(command, capture_output=True, text=True, timeout=180)
+        assert done.returncode == 0, done.stderr
+        found: dict[str, Any] = json.loads(done.stdout)
+        return found
+
+
+@dataclass(frozen=True)
+class Recovered:
+    """An injection: how much it slows the bare script, and what the two profiles say it added to each part."""
+
+    truth_s: float
+    step_s: float
+    added_s: dict[str, float]
+    noise_s: dict[str, float]  # half-width of the difference
+
+    def misses(self, part: str, ignored: Sequence[str] = ()) -> list[str]:
+        """What is not as it must be: the injected part within 10 % or 2 % of the step, the others within 3 %."""
+        found = []
+        allowed_s = max(0.10 * self.truth_s, 0.02 * self.step_s)
+        if abs(self.added_s[part] - self.truth_s) > allowed_s:
+            found.append(f"{part}: {self.added_s[part]:.4f} s instead of {self.truth_s:.4f} s")
+        for other, added_s in self.added_s.items():
+            if other not in (part, *ignored) and abs(added_s) > 0.03 * self.step_s:
+                found.append(f"{other}: {added_s:.4f} s where nothing was injected")
+        return found
+
+    def covers_zero(self, part: str) -> bool:
+        """Whether a part with nothing injected is found unchanged within its interval."""
+        return abs(self.added_s[part]) <= self.noise_s[part]
+
+
+def recover(base: Setup, injected: Setup, folder: Path, turns: int = 2) -> Recovered:
+    """Bare runs without and with the injection in turns, then one profile of each."""
+    without, with_it = [], []
+    for _ in range(turns):
+        without.append(base.bare_s())
+        with_it.append(injected.bare_s())
+    before, after = base.profiled(folder / "base"), injected.profiled(folder / "injected")
+    added, noise = {}, {}
+    for part in PARTS:
+        low, high = before["split"][part], after["split"][part]
+        if low is not None and high is not None:
+            added[part] = high["s"] - low["s"]
+            noise[part] = (high["high_s"] - high["low_s"] + low["high_s"] - low["low_s"]) / 2
+    truth_s = statistics.mean(with_it) - statistics.mean(without)
+    return Recovered(truth_s, after["step_s"], added, noise)
