@@ -1,5 +1,7 @@
 """Stalls are never negative and add up to the step, whatever was measured."""
 
+from itertools import pairwise
+
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
@@ -29,7 +31,7 @@ def test_equal_phases_have_no_stall(step_s: float, phases: int, rounds: int) -> 
 @given(st.lists(seconds, min_size=1, max_size=8))
 def test_the_fit_falls_and_keeps_the_mean(values: list[float]) -> None:
     fitted = falling_fit(values)
-    assert all(a >= b for a, b in zip(fitted, fitted[1:], strict=False))
+    assert all(a >= b for a, b in pairwise(fitted))
     assert sum(fitted) == pytest.approx(sum(values))
 
 

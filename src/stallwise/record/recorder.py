@@ -13,7 +13,7 @@ from torch import distributed as dist
 from torch.optim import Optimizer
 from torch.optim.optimizer import register_optimizer_step_post_hook
 
-from stallwise.record import plan
+from stallwise.record import plan, unsupported
 from stallwise.record.clock import Clock, Mark, elapsed_s, is_past
 from stallwise.record.costs import reads_files
 from stallwise.record.cycle import CycleTracker
@@ -86,6 +86,7 @@ class Recorder:
         self.loaders.watch()
         self.exchange.watch()
         register_optimizer_step_post_hook(self._optimizer_stepped)
+        unsupported.count_graph_replays()
 
     def wants(self, source: Source) -> Any | None:
         """A fetch begins: maybe a step does too. In replay phases, the batch to hand out."""
@@ -312,7 +313,7 @@ class Recorder:
         )
         if dist.is_available() and dist.is_initialized():
             self.writer.backend(str(dist.get_backend()))
-        for note in self.director.notes:
+        for note in (*self.director.notes, *unsupported.remarks(self._optimizers.values())):
             self.writer.note(note)
         for phase in self.director.phases:
             self.writer.phase(phase, plan.DIFFERS[phase])

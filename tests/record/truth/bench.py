@@ -27,7 +27,7 @@ class Setup:
         done = subprocess.run(command, capture_output=True, text=True, check=True, timeout=120)
         return float(json.loads(done.stdout.strip().splitlines()[-1])["step_s"])
 
-    def profiled(self, folder: Path, max_time_s: float = 12) -> dict[str, Any]:
+    def profiled(self, folder: Path, max_time_s: float = 9) -> dict[str, Any]:
         """What `stallwise profile --json` says of the same script."""
         ranks = ["--nproc-per-node", str(self.ranks)] if self.ranks else []
         options = ["--json", "--no-cold", "--max-time", str(max_time_s), "-o", str(folder), *ranks]
@@ -70,11 +70,15 @@ def recover(base: Setup, injected: Setup, folder: Path, turns: int = 2) -> Recov
         without.append(base.bare_s())
         with_it.append(injected.bare_s())
     before, after = base.profiled(folder / "base"), injected.profiled(folder / "injected")
+    return compare(before, after, statistics.mean(with_it) - statistics.mean(without))
+
+
+def compare(before: dict[str, Any], after: dict[str, Any], truth_s: float) -> Recovered:
+    """What lies between two profiles."""
     added, noise = {}, {}
     for part in PARTS:
         low, high = before["split"][part], after["split"][part]
         if low is not None and high is not None:
             added[part] = high["s"] - low["s"]
             noise[part] = (high["high_s"] - high["low_s"] + low["high_s"] - low["low_s"]) / 2
-    truth_s = statistics.mean(with_it) - statistics.mean(without)
     return Recovered(truth_s, after["step_s"], added, noise)

@@ -53,7 +53,7 @@ def bare_s(hosts: tuple[Host, Host], *more: str) -> float:
 
 
 def network_s(hosts: tuple[Host, Host], folder: Path) -> float:
-    options = ("--json", "--no-cold", "--max-time", "15", "-o", str(folder))
+    options = ("--json", "--no-cold", "--max-time", "10", "-o", str(folder))
     words = ("-m", "stallwise", "profile", *options, *WORLD, *ADDRESS, str(JOB), *OPTIONS)
     split = json.loads(on_both(hosts, *words)[0].stdout)["split"]
     assert split["interconnect"] is None, "one rank per host: there is no link inside a host"
