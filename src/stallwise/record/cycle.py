@@ -23,13 +23,13 @@ class CycleTracker:
 
     def __init__(self) -> None:
         self.cycles = 0
-        self.shapes: list[Shape] = []
+        self.shapes: list[Shape] = []  # of the cycles until it was settled what the job does
         self._seen: list[tuple[str, int]] = []  # what happened since the cycle opened
         self._fetched_in: Counter[int] = Counter()
         self._stepped = False
         self._training: frozenset[int] | None = None
         self._explicit = False
-        self._evaluating: int | None = None  # the loader of the last fetch, where it is not a training loader
+        self.evaluating: int | None = None  # the loader of the last fetch, where it is not a training loader
         self._mistaken: Counter[int] = Counter()
         self._hollow = False  # a cycle was opened by a fetch that then found the epoch over
         self._period: int | None = None
@@ -37,9 +37,9 @@ class CycleTracker:
     def fetch(self, loader: int, *, grad_enabled: bool = True) -> bool:
         """A loader is asked for a batch; True when that opens a cycle."""
         if self.is_evaluation(loader, grad_enabled=grad_enabled) or self._explicit:
-            self._evaluating = loader
+            self.evaluating = loader
             return False
-        self._evaluating = None
+        self.evaluating = None
         opens = (self._stepped or not self._seen) and not self._hollow
         if opens:
             self._open()
@@ -56,7 +56,7 @@ class CycleTracker:
     def optimizer(self, optimizer: int) -> bool:
         """An optimizer has stepped; True when that opens a cycle (only in jobs without a loader)."""
         opens = False
-        self._trained_on(self._evaluating)
+        self._trained_on(self.evaluating)
         if not self._explicit and not self._has_loader() and self._first_again(optimizer):
             self._open()
             opens = True
@@ -115,7 +115,7 @@ class CycleTracker:
         return not self._seen or self._seen[0] == ("optimizer", optimizer)
 
     def _open(self) -> None:
-        if self._seen:
+        if self._seen and self._training is None:
             self.shapes.append(tuple(self._seen))
             self._fetched_in.update({key for kind, key in self._seen if kind == "fetch"})
         self._seen = []

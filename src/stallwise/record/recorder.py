@@ -20,13 +20,18 @@ from stallwise.record.cycle import CycleTracker
 from stallwise.record.director import Director
 from stallwise.record.exchange import Exchange
 from stallwise.record.loader import Loaders, Source
-from stallwise.record.ring import Ring, batch_samples, batch_tokens
+from stallwise.record.ring import Ring, batch_counts
 from stallwise.record.safety import Snapshot
 from stallwise.record.settings import PROGRESS_NAME, Settings
 from stallwise.record.worker import Control
 from stallwise.run.atomic import write_atomically
 from stallwise.run.schema import EventRow, StepRow
 from stallwise.run.writer import RankWriter
+
+_WRITE_STEPS = 64
+
+# What a killed rank may lose in light mode.
+_LIGHT_FLUSH_S = 20.0
 
 
 class ProfileDone(BaseException):
@@ -59,7 +64,9 @@ class Recorder:
         self.director = Director(settings)
         self.last_beat_s = time.monotonic()
         self._zero_s = writer.clock_zero_s
-        self._process = os.getpid()  # a forked child that trains too is not this rank
+        self._here = True
+        os.register_at_fork(after_in_child=self._forked)  # a child that trains too is not this rank
+        self._written_s = 0.0
         self._worker_folder = Path(worker_folder)
         self._control = Control(worker_folder)
         self._optimizers: dict[int, Optimizer] = {}
@@ -67,6 +74,8 @@ class Recorder:
         self._rings: dict[int, Ring] = {}
         self._snapshot: Snapshot | None = None
         self._segment: plan.Segment | None = None  # None while warming up
+        self._replaying = False
+        self._replaying_on_device = False
         self._queue: deque[plan.Segment] = deque()
         self._pending: deque[_Pending] = deque()
         self._begin: Mark | None = None
@@ -88,33 +97,37 @@ class Recorder:
         register_optimizer_step_post_hook(self._optimizer_stepped)
         unsupported.count_graph_replays()
 
+    def _forked(self) -> None:
+        self._here = False
+
     def wants(self, source: Source) -> Any | None:
         """A fetch begins: maybe a step does too. In replay phases, the batch to hand out."""
-        self.last_beat_s = time.monotonic()
-        if os.getpid() != self._process:
+        if not self._here:
             return None
-        grad = torch.is_grad_enabled()
-        if self.tracker.fetch(source.key, grad_enabled=grad):
+        self.last_beat_s = time.monotonic()
+        if self.tracker.fetch(source.key, grad_enabled=torch.is_grad_enabled()):
             self._cycle_opened()
-        if self.tracker.is_evaluation(source.key, grad_enabled=grad):
+        if self.tracker.evaluating is not None:
             self._spoiled = True
             if self._evaluation_since_s is None:
                 self._evaluation_since_s = self.last_beat_s
             return None
         self._sources[source.key] = source
-        ring = self._rings.get(source.key)
-        if self._replaying and ring:
-            return ring.take(on_device=self._replaying_on_device)
+        if self._replaying:
+            ring = self._rings.get(source.key)
+            if ring:
+                return ring.take(on_device=self._replaying_on_device)
         return None
 
     def fetched(self, source: Source, batch: Any, start_s: float, end_s: float) -> None:
         """A fetch ended."""
-        if source.key not in self._sources or self._evaluation_since_s is not None or os.getpid() != self._process:
+        if not self._here or self._evaluation_since_s is not None or source.key not in self._sources:
             return
         self._data_wait_s += end_s - start_s
-        if source.key == min(self._sources):
-            self._samples = _plus(self._samples, batch_samples(batch))
-            self._tokens = _plus(self._tokens, batch_tokens(batch))
+        if len(self._sources) == 1 or source.key == min(self._sources):
+            samples, tokens = batch_counts(batch)
+            self._samples = _plus(self._samples, samples)
+            self._tokens = _plus(self._tokens, tokens)
         if source.given == 1:
             self._spoiled = True
             self.event("first_batch", start_s, end_s - start_s)
@@ -133,9 +146,9 @@ class Recorder:
             self.event("worker_startup", start_s, end_s - start_s, f"{source.workers} workers")
 
     def _optimizer_stepped(self, optimizer: Optimizer, _args: Any, _kwargs: Any) -> None:
-        self.last_beat_s = time.monotonic()
-        if os.getpid() != self._process:
+        if not self._here:
             return
+        self.last_beat_s = time.monotonic()
         self._optimizers.setdefault(id(optimizer), optimizer)
         if self.clock.device is None:
             self.clock.device = _device_of(optimizer)
@@ -162,6 +175,7 @@ class Recorder:
         """The script came to its own end, or left by sys.exit, before the profile did."""
         if self.settings.light:
             return
+        self._write_past()
         rounds = min((len(self.director.means.get(phase, ())) for phase in self.director.phases), default=0)
         self.writer.note(
             f"The script ended by itself after {self._steps} steps and {rounds} rounds of all phases, before the "
@@ -181,12 +195,17 @@ class Recorder:
             return torch.cuda.max_memory_allocated(self.clock.device)
         return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * 1024
 
-    def _report_progress(self) -> None:
-        if self.writer.rank == 0 and self._segment is not None:
-            write_atomically(
-                self.writer.folder / PROGRESS_NAME,
-                msgspec.json.encode({"phase": self._segment.phase, **self.director.progress()}),
-            )
+    def _put_on_disk(self) -> None:
+        """Between blocks a pause does no harm; light mode has no such place and writes seldom."""
+        now_s = time.monotonic()
+        if self.settings.light and now_s - self._written_s < _LIGHT_FLUSH_S:
+            return
+        self._written_s = now_s
+        self.writer.flush()
+        if self.writer.rank == 0:
+            phase = self._queue[0].phase if self._queue else plan.AS_IS
+            document = msgspec.json.encode({"phase": phase, **self.director.progress()})
+            write_atomically(self.writer.folder / PROGRESS_NAME, document)
 
     # ---- steps ---------------------------------------------------------------------------------------------
 
@@ -212,50 +231,45 @@ class Recorder:
 
     def _end_step(self, begin: Mark, end: Mark) -> None:
         segment = self._segment
-        self._pending.append(
-            _Pending(
-                begin,
-                end,
-                segment.phase if segment else plan.WARMUP,
-                self.director.block(segment.phase) if segment else 0,
-                segment is not None and self._steps_in_segment >= segment.settle and not self._spoiled,
-                self._data_wait_s,
-                self._samples,
-                self._tokens,
-            )
+        step = _Pending(
+            begin,
+            end,
+            segment.phase if segment else plan.WARMUP,
+            self.director.block(segment.phase) if segment else 0,
+            segment is not None and self._steps_in_segment >= segment.settle and not self._spoiled,
+            self._data_wait_s,
+            self._samples,
+            self._tokens,
         )
         self._steps_in_segment += 1
-        self._write_past()
+        self._pending.append(step)
+        # Written many at a time: the code for it is then warm, and the GPU has long passed most of them.
+        if len(self._pending) >= _WRITE_STEPS:
+            self._write_past()
 
     def _write_past(self) -> None:
         while self._pending and is_past(self._pending[0].end):
-            step = self._pending.popleft()
-            duration_s = elapsed_s(step.begin, step.end)
-            row = StepRow(
-                rank=self.writer.rank,
-                step=self._steps,
-                phase=step.phase,
-                block=step.block,
-                start_s=step.begin.wall_s - self._zero_s,
-                duration_s=duration_s,
-                data_wait_s=step.data_wait_s if self._sources else None,
-                samples=step.samples,
-                kept=step.kept,
-                tokens=step.tokens,
-            )
-            self.writer.append("steps", row)
-            self._steps += 1
-            self.director.add(step.phase, duration_s, kept=step.kept)
+            self._write(self._pending.popleft())
+
+    def _write(self, step: _Pending) -> None:
+        duration_s = elapsed_s(step.begin, step.end)
+        row = StepRow(
+            rank=self.writer.rank,
+            step=self._steps,
+            phase=step.phase,
+            block=step.block,
+            start_s=step.begin.wall_s - self._zero_s,
+            duration_s=duration_s,
+            data_wait_s=step.data_wait_s if self._sources else None,
+            samples=step.samples,
+            kept=step.kept,
+            tokens=step.tokens,
+        )
+        self.writer.append("steps", row)
+        self._steps += 1
+        self.director.add(step.phase, duration_s, kept=step.kept)
 
     # ---- phases --------------------------------------------------------------------------------------------
-
-    @property
-    def _replaying(self) -> bool:
-        return self._segment is not None and self._segment.phase not in (plan.AS_IS, plan.COLD)
-
-    @property
-    def _replaying_on_device(self) -> bool:
-        return self._replaying and self._segment is not None and self._segment.phase != plan.HOST and self.clock.on_gpu
 
     @property
     def _capturing(self) -> bool:
@@ -277,12 +291,11 @@ class Recorder:
             self.director.close_block(self._segment.phase)
         if not self._queue:
             self._queue.extend(self._next_round().segments())
-        self.writer.flush()
+        self._put_on_disk()
         if not self._queue:
             self._leave()
             raise ProfileDone
         self._enter(self._queue.popleft())
-        self._report_progress()
         return True
 
     def _warmed_up(self) -> bool:
@@ -292,7 +305,7 @@ class Recorder:
     def _next_round(self) -> plan.Round:
         if self.director.rounds == 0:
             self._describe_job()
-        elif self.director.rounds == self.settings.min_rounds:
+        elif self.director.rounds == self.settings.min_rounds and not self.settings.light:
             self.director.reads_files = reads_files(self._worker_folder)
         round_ = self.director.next_round()
         if plan.NODE in round_.phases and self.director.rounds == 1:
@@ -320,6 +333,8 @@ class Recorder:
 
     def _enter(self, segment: plan.Segment) -> None:
         self._segment = segment
+        self._replaying = segment.phase not in (plan.AS_IS, plan.COLD)
+        self._replaying_on_device = self._replaying and segment.phase != plan.HOST and self.clock.on_gpu
         self._steps_in_segment = 0
         self._control.cold = segment.phase == plan.COLD
         if self.settings.light:

@@ -56,20 +56,25 @@ def batch_bytes(batch: Any) -> int:
     return sum(leaf.nbytes for leaf in pytree.tree_leaves(batch) if isinstance(leaf, torch.Tensor))
 
 
-def batch_samples(batch: Any) -> int | None:
-    """Samples in a batch: the length of the first dimension of its first tensor that has one."""
-    for leaf in pytree.tree_leaves(batch):
-        if isinstance(leaf, torch.Tensor) and leaf.ndim > 0:
-            return int(leaf.shape[0])
-    return None
+def batch_counts(batch: Any) -> tuple[int | None, int | None]:
+    """(samples, tokens) of a batch, by its first tensor; None where it cannot be told.
 
-
-def batch_tokens(batch: Any) -> int | None:
-    """Tokens in a batch of token ids (a matrix of integers comes first); None for anything else."""
-    first = next((leaf for leaf in pytree.tree_leaves(batch) if isinstance(leaf, torch.Tensor)), None)
-    if first is None or first.ndim != 2 or first.is_floating_point() or first.dtype == torch.uint8:
-        return None
-    return first.numel()
+    Samples are the length of its first dimension. Where it is a matrix of integers, as token ids are, its elements are
+    the tokens.
+    """
+    first = batch
+    if not isinstance(first, torch.Tensor):
+        # The usual shapes of a batch at once; anything else by walking through it.
+        if isinstance(first, (tuple, list)) and first:
+            first = first[0]
+        elif isinstance(first, dict) and first:
+            first = next(iter(first.values()))
+        if not isinstance(first, torch.Tensor):
+            first = next((leaf for leaf in pytree.tree_leaves(batch) if isinstance(leaf, torch.Tensor)), None)
+    if first is None or first.ndim == 0:
+        return None, None
+    is_text = first.ndim == 2 and first.dtype in (torch.int64, torch.int32, torch.int16)
+    return first.shape[0], first.numel() if is_text else None
 
 
 def to_device(batch: Any, device: torch.device) -> Any:
