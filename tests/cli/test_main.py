@@ -24,7 +24,9 @@ def test_no_arguments_shows_the_help(cli: Cli) -> None:
 
 
 @pytest.mark.parametrize("shell", ["bash", "zsh", "fish"])
-def test_shell_completion(cli: Cli, shell: str) -> None:
+def test_shell_completion(cli: Cli, shell: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    # Without this the shell is guessed from the parent processes, and under CI there may be none.
+    monkeypatch.setenv("_TYPER_COMPLETE_TEST_DISABLE_SHELL_DETECTION", "1")
     assert "stallwise" in cli("--show-completion", shell).stdout
 
 

@@ -9,6 +9,7 @@ been measured without it. A user's own hook is left alone: then node and network
 import weakref
 from typing import Any
 
+import torch
 from torch import distributed as dist
 from torch.distributed.algorithms.ddp_comm_hooks.default_hooks import allreduce_hook
 from torch.futures import Future
@@ -81,5 +82,6 @@ class Exchange:
             elif id(model) in self._before:
                 model.require_backward_grad_sync, model.broadcast_buffers = self._before.pop(id(model))
 
-    def _hook(self, group: Any, bucket: Any) -> Future[Any]:
+    # DDP insists on these annotations.
+    def _hook(self, group: Any, bucket: dist.GradBucket) -> Future[torch.Tensor]:  # type: ignore[name-defined]
         return allreduce_hook(self._local_group if self._node_only else group, bucket)

@@ -73,8 +73,8 @@ def _only_watched(found: Measured) -> Verdict:
         return Verdict(binds="unknown", sentence="Nothing was taken away from the step.", next_step=full)
     waits = f"{wait_s / step_s:.0%}".replace("%", " %")
     return Verdict(
-        binds="data" if wait_s >= _WORTH_IT * step_s else "unknown",
-        sentence=f"Only watched: the script waits for its batches {waits} of the step.",
+        binds="unknown",
+        sentence=f"Only watched: the script waits for its batches {waits} of the time; a GPU may be busy meanwhile.",
         next_step=full,
     )
 
