@@ -6,6 +6,7 @@ import pytest
 
 from stallwise.errors import RunError
 from stallwise.run import RankWriter, Run, join
+from stallwise.run.schema import TABLES
 from tests.run.made import begin, make_run, step, write_rank
 
 
@@ -16,7 +17,7 @@ def _bytes(folder: Path) -> dict[str, bytes]:
 def test_joining_again_changes_nothing(tmp_path: Path) -> None:
     first = make_run(tmp_path, [0.1, 0.2], ranks=2)
     files = _bytes(tmp_path)
-    assert set(files) == {"manifest.json", "steps.parquet", "batches.parquet", "events.parquet"}
+    assert set(files) == {"manifest.json", *(f"{name}.parquet" for name in TABLES)}
     assert join(tmp_path, exit_code=9, reason="late") == first
     assert _bytes(tmp_path) == files
 

@@ -101,6 +101,11 @@ class Catalog:
         name = self._aliases.get((wanted, cloud or "")) or self._aliases.get((wanted, ""))
         return self.gpus.get(name) if name else self._gpu_by_plain.get(wanted)
 
+    def gpu_of_driver_name(self, name: str) -> Gpu | None:
+        """The GPU that a driver calls `NVIDIA A100-SXM4-80GB`; `None` for one that is not listed."""
+        words = [word for word in name.split() if word not in ("NVIDIA", "Tesla", "GeForce")]
+        return self.gpu_of_label(" ".join(words), "driver")
+
     def instance(self, name: str, cloud: str | None = None) -> Instance:
         """The instance type of that name, of one cloud or of any."""
         for (its_cloud, its_name), instance in self.instances.items():

@@ -2,7 +2,6 @@
 
 import itertools
 import math
-import os
 import statistics
 import time
 from dataclasses import dataclass
@@ -12,11 +11,15 @@ import msgspec
 from torch import distributed as dist
 
 from stallwise.record import plan
+from stallwise.record.place import place
 from stallwise.record.settings import Settings
 
 _END = plan.Round(phases=(), block_steps=0, settle_steps=0, queue_steps=0)
 _COLD_ROUNDS = 4
 _SETTLE_STEPS = 2
+# Layer times are medians over steps; hundreds of marks a step are kept until the phase ends.
+_LAYER_STEPS = (5, 20)
+_TRACE_STEPS = 3
 
 
 @dataclass(frozen=True, slots=True)
@@ -35,12 +38,11 @@ class World:
 
 def this_world() -> World:
     """Rank and sizes: from the process group once there is one, before that from the launcher's variables."""
-    local = int(os.environ.get("LOCAL_WORLD_SIZE", "0"))
+    told = place()
     if dist.is_available() and dist.is_initialized():
         size = dist.get_world_size()
-        return World(dist.get_rank(), size, local or size)
-    size = int(os.environ.get("WORLD_SIZE", "1"))
-    return World(int(os.environ.get("RANK", "0")), size, local or size)
+        return World(dist.get_rank(), size, told.local_size or size)
+    return World(told.rank, told.size, told.local_size or told.size)
 
 
 class Director:
@@ -63,6 +65,7 @@ class Director:
         self._began_s = time.monotonic()
         self._steps = 0
         self._cold_rounds = 0
+        self._once: set[str] = set()  # phases that run one block only, and have
 
     def describe(
         self,
@@ -94,7 +97,8 @@ class Director:
             )
         if self.world.size > 1 and not has_exchange:
             self.notes.append(
-                "No DistributedDataParallel model was seen, so the exchange between ranks is part of compute."
+                "No DistributedDataParallel or FSDP2 model was seen. Collectives that the script calls itself are "
+                "timed; any other exchange between ranks is part of compute."
             )
         if has_exchange and not can_split and self.world.nodes > 1:
             self.notes.append(
@@ -143,15 +147,36 @@ class Director:
         if self.settings.light:
             return self._round((plan.AS_IS,))
         full = min((len(self.means.get(phase, ())) for phase in self.phases), default=0)
-        if self._cold_rounds == 0:
+        if full and plan.LAYERS not in self._once:
+            # Early: a script that ends soon must still leave what predictions are made from.
+            return self._single(plan.LAYERS)
+        if not self.ended_because:
             why = self._enough(full)
             if why is None:
                 return self._round(self.phases)
             self.ended_because = why
+        if plan.TRACE not in self._once:
+            return self._single(plan.TRACE)
         if self.settings.cold and self.reads_files and self._cold_rounds < _COLD_ROUNDS:
             self._cold_rounds += 1
             return self._round((plan.COLD,))
         return _END
+
+    def _single(self, phase: str) -> plan.Round:
+        """One short block of a phase that runs once."""
+        self._once.add(phase)
+        few, many = _LAYER_STEPS
+        wanted = math.ceil(self.settings.block_s / self._step_s()) if phase == plan.LAYERS else _TRACE_STEPS
+        return plan.Round(
+            phases=(phase,),
+            block_steps=min(max(wanted, few), many) if phase == plan.LAYERS else wanted,
+            settle_steps=_SETTLE_STEPS,
+            queue_steps=math.ceil(self._queue_steps),
+        )
+
+    def _step_s(self) -> float:
+        known = list(self.means.get(plan.AS_IS, {}).values()) or self._warmup[len(self._warmup) // 2 :]
+        return statistics.median(known) if known else self.settings.block_s
 
     def _enough(self, rounds: int) -> str | None:
         """Why no further round is needed, or None."""
@@ -176,8 +201,7 @@ class Director:
         return max(widths) / 2 <= self.settings.tightness * step.value
 
     def _round(self, phases: tuple[str, ...]) -> plan.Round:
-        known = list(self.means.get(plan.AS_IS, {}).values()) or self._warmup[len(self._warmup) // 2 :]
-        step_s = statistics.median(known) if known else self.settings.block_s
+        step_s = self._step_s()
         quantum = max(1, round(max(self._queue_steps, self._workers_steps)))
         if quantum * step_s > 4 * self.settings.block_s:
             quantum = max(1, round(self._workers_steps))

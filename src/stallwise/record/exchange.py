@@ -6,6 +6,7 @@ process group; it is registered only when nodes and ranks per node are both more
 been measured without it. A user's own hook is left alone: then node and network cannot be told apart.
 """
 
+import sys
 import weakref
 from typing import Any
 
@@ -16,12 +17,15 @@ from torch.futures import Future
 from torch.nn.parallel import DistributedDataParallel
 
 from stallwise.record import plan
+from stallwise.record.safety import live_modules
+from stallwise.record.sharded import ShardedModels
 
 
 class Exchange:
-    """The DDP models of this rank and how they exchange gradients now."""
+    """The DDP and FSDP2 models of this rank and how they exchange gradients now."""
 
     def __init__(self) -> None:
+        self.sharded = ShardedModels()
         self._models: weakref.WeakSet[DistributedDataParallel] = weakref.WeakSet()
         self._user_hook = False
         self._hooked: weakref.WeakSet[DistributedDataParallel] = weakref.WeakSet()
@@ -32,12 +36,12 @@ class Exchange:
     @property
     def found(self) -> bool:
         """Whether this job exchanges gradients in a way that can be taken away."""
-        return len(self._models) > 0
+        return len(self._models) > 0 or self.sharded.found
 
     @property
     def can_split(self) -> bool:
         """Whether exchange inside a node can be told from exchange between nodes."""
-        return self.found and not self._user_hook
+        return len(self._models) > 0 and not self._user_hook and not self.sharded.found
 
     def watch(self) -> None:
         """Notice DDP models as they are made and hooks as they are registered."""
@@ -59,6 +63,12 @@ class Exchange:
         DistributedDataParallel.__init__ = __init__  # type: ignore[method-assign, assignment]
         DistributedDataParallel.register_comm_hook = register_comm_hook  # type: ignore[method-assign, assignment]
 
+    def look(self) -> None:
+        """Find what cannot be noticed as it is made: models from before we watched, modules under `fully_shard`."""
+        self._models.update(module for module in live_modules() if isinstance(module, DistributedDataParallel))
+        if "torch.distributed.fsdp" in sys.modules:
+            self.sharded.look(live_modules())
+
     def prepare_node_only(self, ranks_per_node: int) -> None:
         """Make the groups of one node each and register the hook. All ranks call this at the same step."""
         world = dist.get_world_size()
@@ -74,8 +84,9 @@ class Exchange:
     def use(self, phase: str) -> None:
         """Exchange gradients as `phase` wants it from the next forward pass on."""
         self._node_only = phase == plan.NODE
+        self.sharded.use(phase)
         for model in self._models:
-            if phase == plan.ALONE:
+            if phase in plan.WITHOUT_EXCHANGE:
                 self._before.setdefault(id(model), (model.require_backward_grad_sync, model.broadcast_buffers))
                 model.require_backward_grad_sync = False
                 model.broadcast_buffers = False

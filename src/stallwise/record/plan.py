@@ -17,6 +17,8 @@ DEVICE = "replay from device"
 NODE = "node only"
 ALONE = "no exchange"
 COLD = "cold"
+LAYERS = "layers"
+TRACE = "trace"
 WARMUP = "warm-up"
 
 DIFFERS = {
@@ -26,10 +28,17 @@ DIFFERS = {
     NODE: "gradients are exchanged inside each node only",
     ALONE: "no gradient exchange, no broadcast of buffers",
     COLD: "data files are read from storage, their cached pages dropped as they are opened",
+    LAYERS: "as without exchange, with marks at every layer and gradient",
+    TRACE: "nothing, while torch's profiler looks on",
 }
 
 LADDER = (AS_IS, HOST, DEVICE, NODE, ALONE)
 """Each phase lacks what the one before has, so times fall along it; the differences are the stalls."""
+
+REAL_LOADER = frozenset({AS_IS, COLD, TRACE})
+"""Phases in which the script's own loader hands out batches."""
+
+WITHOUT_EXCHANGE = frozenset({ALONE, LAYERS})
 
 
 @dataclass(frozen=True, slots=True)
@@ -58,7 +67,7 @@ class Round(msgspec.Struct, frozen=True):
         return tuple(
             Segment(
                 phase,
-                self.settle_steps + (self.queue_steps if phase in (AS_IS, COLD) else 0),
+                self.settle_steps + (self.queue_steps if phase in REAL_LOADER else 0),
                 self.block_steps,
             )
             for phase in self.phases

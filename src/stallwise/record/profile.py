@@ -8,7 +8,7 @@ from stallwise.model.intervals import Interval, median_of_block_means
 from stallwise.record import plan
 from stallwise.record.split import Measured, Skew, Split, measure
 from stallwise.record.verdict import Verdict, judge
-from stallwise.run.manifest import NodeRecord, State, WorldRecord
+from stallwise.run.manifest import ModelRecord, NodeRecord, State, WorldRecord
 from stallwise.run.reader import Run
 
 if TYPE_CHECKING:
@@ -50,6 +50,16 @@ class Happening:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class LayerTime:
+    """One module's part of a step; backward is unknown where its output needs no gradient."""
+
+    name: str
+    kind: str
+    forward_s: float
+    backward_s: float | None
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class Profile:
     """Where the time of a run goes. The field names are the keys of `--json`."""
 
@@ -72,6 +82,9 @@ class Profile:
     skew: Skew | None
     cold_step_s: float | None
     mfu: float | None
+    model: ModelRecord | None = None
+    layers: tuple[LayerTime, ...] = ()
+    """Slowest first."""
     peak_memory_bytes: int | None
     happenings: tuple[Happening, ...]
     notes: tuple[str, ...]
@@ -103,11 +116,41 @@ def profile_of(run: Run) -> Profile:
         verdict=judge(found, cores=_cores(known.nodes), ranks=known.world.world_size // known.world.nnodes),
         skew=found.skew,
         cold_step_s=found.cold_step.value if found.cold_step else None,
-        mfu=None,
+        mfu=_mfu(known.model, known.nodes, found.step.value),
+        model=known.model,
+        layers=_layers(run.table("layers")),
         peak_memory_bytes=max((r.peak_memory_bytes for r in known.ranks if r.peak_memory_bytes), default=None),
         happenings=_happenings(run.table("events")),
         notes=known.notes,
     )
+
+
+def _mfu(model: ModelRecord | None, nodes: tuple[NodeRecord, ...], step_s: float) -> float | None:
+    """FLOPs of one rank's step over what its GPU's listed dense peak would do in that time; None where one is unknown.
+
+    FLOPs are counted as executed: a forward that checkpointing runs twice counts twice.
+    """
+    from stallwise.hardware import load_catalog
+    from stallwise.hardware.gpu import PRECISIONS, peak_flop_per_s
+
+    gpus = {name for node in nodes for name in node.gpus}
+    if model is None or model.flops_per_step is None or model.precision not in PRECISIONS or len(gpus) != 1:
+        return None
+    gpu = load_catalog().gpu_of_driver_name(gpus.pop())
+    peak = peak_flop_per_s(gpu, model.precision) if gpu is not None else None
+    return model.flops_per_step / (step_s * peak) if peak else None
+
+
+def _layers(layers: "polars.DataFrame") -> tuple[LayerTime, ...]:
+    """Every module, by the median over ranks of what it takes in a step, slowest first."""
+    import polars as pl
+
+    timed = layers.filter(pl.col("forward_s").is_not_null())
+    medians = timed.group_by("name", "kind", maintain_order=True).agg(
+        pl.col("forward_s").median(), pl.col("backward_s").median()
+    )
+    found = [LayerTime(**row) for row in medians.iter_rows(named=True)]
+    return tuple(sorted(found, key=lambda layer: -(layer.forward_s + (layer.backward_s or 0.0))))
 
 
 def _cores(nodes: tuple[NodeRecord, ...]) -> int | None:

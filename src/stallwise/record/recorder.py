@@ -14,15 +14,18 @@ from torch.optim import Optimizer
 from torch.optim.optimizer import register_optimizer_step_post_hook
 
 from stallwise.record import plan, unsupported
+from stallwise.record.anatomy import Anatomy
 from stallwise.record.clock import Clock, Mark, elapsed_s, is_past
 from stallwise.record.costs import reads_files
 from stallwise.record.cycle import CycleTracker
 from stallwise.record.director import Director
 from stallwise.record.exchange import Exchange
 from stallwise.record.loader import Loaders, Source
+from stallwise.record.own_collectives import OwnCollectives, Waited, rows
 from stallwise.record.ring import Ring, batch_counts
 from stallwise.record.safety import Snapshot
 from stallwise.record.settings import PROGRESS_NAME, Settings
+from stallwise.record.tracing import Tracer
 from stallwise.record.worker import Control
 from stallwise.run.atomic import write_atomically
 from stallwise.run.schema import EventRow, StepRow
@@ -49,6 +52,7 @@ class _Pending(NamedTuple):
     data_wait_s: float
     samples: int | None
     tokens: int | None
+    waited: tuple[Waited, ...]
 
 
 class Recorder:
@@ -61,6 +65,7 @@ class Recorder:
         self.exchange = Exchange()
         self.loaders = Loaders(self, worker_folder)
         self.clock = Clock()
+        self.own_collectives = OwnCollectives(self.clock, self.exchange.sharded.skips)
         self.director = Director(settings)
         self.last_beat_s = time.monotonic()
         self._zero_s = writer.clock_zero_s
@@ -73,6 +78,7 @@ class Recorder:
         self._sources: dict[int, Source] = {}
         self._rings: dict[int, Ring] = {}
         self._snapshot: Snapshot | None = None
+        self._guest: Anatomy | Tracer | None = None  # watches the phase that is on
         self._segment: plan.Segment | None = None  # None while warming up
         self._replaying = False
         self._replaying_on_device = False
@@ -94,6 +100,8 @@ class Recorder:
         """Install every hook of this process."""
         self.loaders.watch()
         self.exchange.watch()
+        if not self.settings.light and self.director.world.size > 1:
+            self.own_collectives.watch()
         register_optimizer_step_post_hook(self._optimizer_stepped)
         unsupported.count_graph_replays()
 
@@ -184,6 +192,8 @@ class Recorder:
 
     def close(self, *, exit_code: int, reason: str | None) -> None:
         """Write everything that is left."""
+        if self._guest is not None:
+            self._guest.abandon()
         self.clock.wait()
         self._write_past()
         if self.director.ended_because:
@@ -240,8 +250,11 @@ class Recorder:
             self._data_wait_s,
             self._samples,
             self._tokens,
+            self.own_collectives.take(),
         )
         self._steps_in_segment += 1
+        if self._guest is not None:
+            self._guest.step_ended(kept=step.kept)
         self._pending.append(step)
         # Written many at a time: the code for it is then warm, and the GPU has long passed most of them.
         if len(self._pending) >= _WRITE_STEPS:
@@ -267,6 +280,8 @@ class Recorder:
             tokens=step.tokens,
         )
         self.writer.append("steps", row)
+        for collective in rows(self.writer.rank, self._steps, step.waited, self.clock):
+            self.writer.append("collectives", collective)
         self._steps += 1
         self.director.add(step.phase, duration_s, kept=step.kept)
 
@@ -291,6 +306,7 @@ class Recorder:
         self._write_past()
         if self._segment is not None:
             self.director.close_block(self._segment.phase)
+            self._guest_leaves(self._segment)
         if not self._queue:
             self._queue.extend(self._next_round().segments())
         self._put_on_disk()
@@ -315,6 +331,7 @@ class Recorder:
         return round_
 
     def _describe_job(self) -> None:
+        self.exchange.look()
         fetches = max(self.tracker.fetches_per_cycle * self.tracker.period, 1e-9)
         queued = max((source.queued for source in self._sources.values()), default=0)
         workers = max((source.workers for source in self._sources.values()), default=0)
@@ -328,23 +345,25 @@ class Recorder:
         )
         if dist.is_available() and dist.is_initialized():
             self.writer.backend(str(dist.get_backend()))
-        for note in (*self.director.notes, *unsupported.remarks(self._optimizers.values())):
+        remarks = unsupported.remarks(self._optimizers.values(), fsdp2=self.exchange.sharded.found)
+        for note in (*self.director.notes, *remarks, *self.own_collectives.remarks()):
             self.writer.note(note)
         for phase in self.director.phases:
             self.writer.phase(phase, plan.DIFFERS[phase])
 
     def _enter(self, segment: plan.Segment) -> None:
         self._segment = segment
-        self._replaying = segment.phase not in (plan.AS_IS, plan.COLD)
+        self._replaying = segment.phase not in plan.REAL_LOADER
         self._replaying_on_device = self._replaying and segment.phase != plan.HOST and self.clock.on_gpu
         self._steps_in_segment = 0
         self._control.cold = segment.phase == plan.COLD
         if self.settings.light:
             return
+        self.writer.phase(segment.phase, plan.DIFFERS[segment.phase])
         if segment.phase == plan.AS_IS:
             for ring in self._rings.values():
                 ring.clear()
-        if segment.phase in (plan.AS_IS, plan.COLD):
+        if segment.phase in plan.REAL_LOADER:
             for source in self._sources.values():
                 if source.replayed:
                     source.drop_queue()
@@ -355,6 +374,19 @@ class Recorder:
             for ring in self._rings.values():
                 ring.move_to(self.clock.device)
         self.exchange.use(segment.phase)
+        if segment.phase == plan.LAYERS:
+            self._guest = Anatomy(self._optimizers.values(), self.clock, self.writer)
+        elif segment.phase == plan.TRACE:
+            self._guest = Tracer(self.clock, self.writer, settle=segment.settle)
+        if self._guest is not None:
+            self._guest.begin()
+
+    def _guest_leaves(self, segment: plan.Segment) -> None:
+        """The phase it watched is over, and the device has passed its steps."""
+        if self._guest is not None:
+            step_s = self.director.means.get(segment.phase, {}).get(0)
+            self._guest.leave(first_step=self._steps - segment.steps, step_s=step_s, zero_s=self._zero_s)
+            self._guest = None
 
     def _leave(self) -> None:
         self._control.cold = False

@@ -110,6 +110,11 @@ def _fresh(kept: dict[str, Any]) -> dict[str, Any]:
     return {name: value if isinstance(value, torch.Tensor) else copy.deepcopy(value) for name, value in kept.items()}
 
 
+def live_modules() -> list[torch.nn.Module]:
+    """All modules, wherever the script keeps them."""
+    return _live_modules_and_stateful()[0]
+
+
 def _live_modules_and_stateful() -> tuple[list[torch.nn.Module], list[Any]]:
     """All modules, and all learning-rate schedulers and gradient scalers, wherever the script keeps them."""
     modules, stateful = [], []

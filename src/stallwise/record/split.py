@@ -23,6 +23,9 @@ if TYPE_CHECKING:
 # Below this the account of a worker's time (timer ticks, pipes) cannot tell fetch from prep.
 _ACCOUNT_RESOLUTION = 0.03
 
+# The rung below all phases, where the script exchanges something itself.
+_OWN_COLLECTIVES = "own collectives"
+
 _TOTALLED = ("samples", "wall_s", "blocked_s", "cpu_s", "read_bytes")
 
 
@@ -93,8 +96,9 @@ def measure(run: Run) -> Measured:
             f"The run at {run.path} ended before every phase was measured once. Give the script more steps or epochs."
         )
     batches = run.table("batches")
-    stalls, compute = ladder_shares(list(rungs.values()))
-    between = dict(zip(list(rungs)[1:], stalls, strict=True))
+    ladder = rungs | _without_own_collectives(steps, run.table("collectives"), rungs)
+    stalls, compute = ladder_shares(list(ladder.values()))
+    between = dict(zip(list(ladder)[1:], stalls, strict=True))
     data = _data_path(steps, batches, plan.AS_IS)
     step = compute.s + sum(stall.s for stall in stalls)
     cold = _rung(steps, plan.COLD)
@@ -123,7 +127,7 @@ def _split(
     world: WorldRecord,
 ) -> Split:
     many_nodes = world.nnodes > 1
-    exchange = between.get(plan.ALONE)
+    exchange = _both(between.get(plan.ALONE), between.get(_OWN_COLLECTIVES))
     prep, fetch = _prep_and_fetch(between.get(plan.HOST), rungs, data)
     return Split(
         compute=compute,
@@ -133,6 +137,33 @@ def _split(
         prep=prep,
         fetch=fetch,
     )
+
+
+def _both(one: Share | None, other: Share | None) -> Share | None:
+    if one is None or other is None:
+        return one or other
+    return Share(one.s + other.s, one.low_s + other.low_s, one.high_s + other.high_s)
+
+
+def _without_own_collectives(
+    steps: "polars.DataFrame", collectives: "polars.DataFrame", rungs: dict[str, dict[int, float]]
+) -> dict[str, dict[int, float]]:
+    """One more rung where the script calls collectives itself: the last one less what compute waited for them.
+
+    They cannot be taken away, only timed. A rank that comes early waits for the others too; the rank that comes
+    last waits for the transfer alone, so per step the shortest wait over the ranks counts.
+    """
+    import polars as pl
+
+    last, blocks = list(rungs.items())[-1]
+    kept = steps.filter(pl.col("kept") & (pl.col("phase") == last)).select("rank", "step", "block")
+    called = collectives.group_by("rank", "step").agg(pl.col("waited_s").sum())
+    waits = kept.join(called, on=["rank", "step"], how="left").with_columns(pl.col("waited_s").fill_null(0.0))
+    of_step = waits.group_by("block", "step").agg(pl.col("waited_s").min())
+    of_block = dict(of_step.group_by("block").agg(pl.col("waited_s").mean()).iter_rows())
+    if not collectives.height or not any(of_block.values()):
+        return {}
+    return {_OWN_COLLECTIVES: {block: max(0.0, time - of_block.get(block, 0.0)) for block, time in blocks.items()}}
 
 
 def _prep_and_fetch(

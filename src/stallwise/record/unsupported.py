@@ -7,29 +7,42 @@ import torch
 from torch.optim import Optimizer
 
 
-def remarks(optimizers: Iterable[Optimizer]) -> list[str]:
+def remarks(optimizers: Iterable[Optimizer], *, fsdp2: bool) -> list[str]:
     """A sentence for each way of training whose traffic stays part of compute."""
     found = []
     if "deepspeed" in sys.modules:
         found.append("DeepSpeed exchanges gradients itself; its traffic is part of compute.")
     if "torch.distributed.pipelining" in sys.modules:
         found.append("Pipeline parallelism is not taken apart: its bubbles and traffic are part of compute.")
-    if _has_sharded_parameters(optimizers):
+    parameters = [p for o in optimizers for group in o.param_groups for p in group["params"]]
+    if _has_flat_parameters(parameters):
         found.append(
-            "Sharded parameters (FSDP, tensor parallelism) are not taken apart: their traffic is part of compute."
+            "FullyShardedDataParallel (FSDP1) is not taken apart: its traffic is part of compute. "
+            "fully_shard (FSDP2) can be."
         )
+    if _is_tensor_parallel(parameters, fsdp2=fsdp2):
+        found.append("Tensor parallelism is not taken apart: its traffic is part of compute.")
     if _counted_replays[0]:
         found.append("The script replays CUDA graphs; a collective captured in one cannot be taken away.")
     return found
 
 
-def _has_sharded_parameters(optimizers: Iterable[Optimizer]) -> bool:
+def _has_flat_parameters(parameters: list[torch.Tensor]) -> bool:
+    if "torch.distributed.fsdp" not in sys.modules:
+        return False
     from torch.distributed.fsdp import FlatParameter
 
-    tensor = sys.modules.get("torch.distributed.tensor")
-    kinds = (FlatParameter, *((tensor.DTensor,) if tensor is not None else ()))
-    parameters = (p for o in optimizers for group in o.param_groups for p in group["params"])
-    return any(isinstance(parameter, kinds) for parameter in parameters)
+    return any(isinstance(parameter, FlatParameter) for parameter in parameters)
+
+
+def _is_tensor_parallel(parameters: list[torch.Tensor], *, fsdp2: bool) -> bool:
+    """FSDP2 shards a parameter along one dimension of its mesh; any further one is tensor parallelism."""
+    if "torch.distributed.tensor" not in sys.modules:
+        return False
+    from torch.distributed.tensor import DTensor
+
+    placements = [p.placements for p in parameters if isinstance(p, DTensor)]
+    return any(sum(kind.is_shard() for kind in one) > (1 if fsdp2 else 0) for one in placements)
 
 
 _counted_replays = [0]

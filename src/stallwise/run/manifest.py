@@ -68,7 +68,11 @@ class CountsRecord(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class RankRecord(msgspec.Struct, frozen=True, kw_only=True):
-    """How one rank's writing ended: `finished`, or why not where that is known."""
+    """How one rank's writing ended: `finished`, or why not where that is known.
+
+    `clock_zero_s` is what its node's monotonic clock showed at second 0 of its rows, so that ranks of one node can be
+    put on one time axis.
+    """
 
     rank: int
     node: int = 0
@@ -76,6 +80,32 @@ class RankRecord(msgspec.Struct, frozen=True, kw_only=True):
     reason: str | None = None
     exit_code: int | None = None
     peak_memory_bytes: int | None = None
+    clock_zero_s: float | None = None
+
+
+class ModelRecord(msgspec.Struct, frozen=True, kw_only=True):
+    """The trained model's features (see `workload.ModelFeatures`) and the passes of one step of the *layers* phase.
+
+    `precision` is what multiplies (fp32, tf32, bf16, fp16, …); FLOPs are of one rank's step, forward and backward.
+    Where `compiled`, or where the passes could not be told apart, times are null.
+    """
+
+    parameters: int
+    trained_parameters: int
+    gradient_tensors: int
+    gradient_bytes: int
+    layers: int
+    precision: str | None = None
+    flops_per_step: float | None = None
+    activation_bytes: int | None = None
+    compiled: bool = False
+    checkpointed: bool = False
+    micro_batches: int | None = None
+    step_s: float | None = None
+    forward_s: float | None = None
+    backward_s: float | None = None
+    update_s: float | None = None
+    bucket_bytes: tuple[int, ...] = ()
 
 
 class Manifest(msgspec.Struct, frozen=True, kw_only=True):
@@ -95,6 +125,7 @@ class Manifest(msgspec.Struct, frozen=True, kw_only=True):
     software: dict[str, str] = {}
     phases: tuple[PhaseRecord, ...] = ()
     ranks: tuple[RankRecord, ...] = ()
+    model: ModelRecord | None = None
     counts: CountsRecord = CountsRecord()
     tables: dict[str, int] = {}
     notes: tuple[str, ...] = ()

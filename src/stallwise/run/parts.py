@@ -19,7 +19,7 @@ from typing import TYPE_CHECKING, Any
 import msgspec
 
 from stallwise.errors import RunError
-from stallwise.run.manifest import Manifest, NodeRecord, PhaseRecord, RankRecord
+from stallwise.run.manifest import Manifest, ModelRecord, NodeRecord, PhaseRecord, RankRecord
 from stallwise.run.schema import TABLES, Table
 
 if TYPE_CHECKING:
@@ -41,6 +41,7 @@ class RankReport(msgspec.Struct, frozen=True, kw_only=True):
     software: dict[str, str] = {}
     backend: str | None = None
     phases: tuple[PhaseRecord, ...] = ()
+    model: ModelRecord | None = None
     notes: tuple[str, ...] = ()
 
 
@@ -197,6 +198,7 @@ def fold(manifest: Manifest, parts: tuple[RankParts, ...]) -> Manifest:
         phases=tuple(phases[name] for name in order),
         software=software | manifest.software,
         world=msgspec.structs.replace(manifest.world, backend=backend),
+        model=manifest.model or next((r.model for r in reports if r.model), None),
         counts=msgspec.structs.replace(manifest.counts, ranks_seen=len(ranks)),
         notes=tuple(dict.fromkeys([*manifest.notes, *(note for r in reports for note in r.notes)])),
     )
@@ -228,6 +230,7 @@ def absorb(manifest: Manifest, other: Manifest) -> Manifest:
         ranks=tuple(ranks[rank] for rank in sorted(ranks)),
         nodes=tuple(nodes[node] for node in sorted(nodes)),
         software=other.software | manifest.software,
+        model=manifest.model or other.model,
         losses=tuple(dict.fromkeys([*manifest.losses, *other.losses])),
         notes=tuple(dict.fromkeys([*manifest.notes, *other.notes])),
         tables=other.tables | manifest.tables,

@@ -35,9 +35,7 @@ class StepRow(NamedTuple):
             "block within its phase, from 0; blocks of one number in all phases are neighbours in time",
         ),
     ]
-    start_s: Annotated[
-        float, Column("Float64", "begin, in seconds of the node's monotonic clock since the run began there")
-    ]
+    start_s: Annotated[float, Column("Float64", "begin, in seconds of the node's monotonic clock since the rank began")]
     duration_s: Annotated[float, Column("Float64", "begin of this step to begin of the next")]
     data_wait_s: Annotated[float | None, Column("Float64", "part of it spent waiting for the next batch")] = None
     samples: Annotated[int | None, Column("Int64", "samples this rank trained on in this step")] = None
@@ -79,6 +77,59 @@ class EventRow(NamedTuple):
     detail: Annotated[str | None, Column("String", "anything a reader should know, in words")] = None
 
 
+class LayerRow(NamedTuple):
+    """One module of the model in one step, medians over the steps of the *layers* phase; modules in forward order."""
+
+    rank: Annotated[int, Column("Int32", "rank it was measured on")]
+    layer: Annotated[int, Column("Int32", "place in forward order, from 0")]
+    name: Annotated[str, Column("String", "the module's name in the model")]
+    kind: Annotated[str, Column("String", "its class")]
+    calls: Annotated[int, Column("Int32", "forward calls in a step")]
+    forward_start_s: Annotated[float | None, Column("Float64", "begin of its first call, since forward began")] = None
+    forward_s: Annotated[float | None, Column("Float64", "its forward time, all calls of a step")] = None
+    backward_start_s: Annotated[float | None, Column("Float64", "begin of its backward, since backward began")] = None
+    backward_s: Annotated[float | None, Column("Float64", "its backward time, up to the next layer's begin")] = None
+    parameter_bytes: Annotated[int, Column("Int64", "bytes of its own parameters")] = 0
+    output_bytes: Annotated[int | None, Column("Int64", "bytes of what its forward returned, all calls")] = None
+
+
+class GradientRow(NamedTuple):
+    """One gradient tensor, in the order in which backward makes them ready."""
+
+    rank: Annotated[int, Column("Int32", "rank it was measured on")]
+    order: Annotated[int, Column("Int32", "place in ready order, from 0")]
+    name: Annotated[str, Column("String", "the parameter's name in the model")]
+    elements: Annotated[int, Column("Int64", "numbers in it")]
+    bytes: Annotated[int, Column("Int64", "bytes of the gradient")]
+    ready_s: Annotated[
+        float | None, Column("Float64", "moment it was ready, since backward began; null where not observable")
+    ] = None
+    bucket: Annotated[int | None, Column("Int32", "DDP's bucket as torch built it; null without DDP")] = None
+
+
+class SpanRow(NamedTuple):
+    """Something one rank did in one stretch of time, in a few traced steps: for timelines."""
+
+    rank: Annotated[int, Column("Int32", "rank it happened on")]
+    step: Annotated[int | None, Column("Int64", "step it happened in")]
+    track: Annotated[str, Column("String", "where it ran: step, forward, backward, optimizer, copy, collective, layer")]
+    name: Annotated[str, Column("String", "what it was")]
+    start_s: Annotated[float, Column("Float64", "begin, on the same clock as steps.start_s")]
+    duration_s: Annotated[float, Column("Float64", "how long it took")]
+    bytes: Annotated[int | None, Column("Int64", "bytes moved, where known")] = None
+
+
+class CollectiveRow(NamedTuple):
+    """A collective that the script calls itself, summed over one step."""
+
+    rank: Annotated[int, Column("Int32", "rank that called it")]
+    step: Annotated[int, Column("Int64", "step it was called in")]
+    name: Annotated[str, Column("String", "all_reduce, all_gather, broadcast, barrier, …")]
+    calls: Annotated[int, Column("Int32", "calls in the step")]
+    bytes: Annotated[int, Column("Int64", "bytes handed to it, all calls")]
+    waited_s: Annotated[float, Column("Float64", "time the rank's compute waited for it, all calls")]
+
+
 @dataclass(frozen=True)
 class Table:
     """A table by name, with its columns and which of them may be null."""
@@ -118,4 +169,8 @@ TABLES: dict[str, Table] = {
     "steps": table_of("steps", StepRow),
     "batches": table_of("batches", BatchRow),
     "events": table_of("events", EventRow),
+    "layers": table_of("layers", LayerRow),
+    "gradients": table_of("gradients", GradientRow),
+    "spans": table_of("spans", SpanRow),
+    "collectives": table_of("collectives", CollectiveRow),
 }

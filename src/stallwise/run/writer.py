@@ -17,6 +17,7 @@ from stallwise.run.atomic import flush_folder, make_folder, write_atomically
 from stallwise.run.manifest import (
     MANIFEST_NAME,
     Manifest,
+    ModelRecord,
     NodeRecord,
     PhaseRecord,
     RankRecord,
@@ -74,7 +75,7 @@ class RankWriter:
         make_folder(rank_folder(folder, rank))
         flush_folder(rank_folder(folder, rank).parent)
         report = RankReport(
-            record=RankRecord(rank=rank, node=node),
+            record=RankRecord(rank=rank, node=node, clock_zero_s=clock_zero_s),
             clock_zero_s=clock_zero_s,
             hardware=hardware,
             software=software or {},
@@ -120,6 +121,10 @@ class RankWriter:
         """Say what differs in a phase that was not announced on opening."""
         if all(known.name != name for known in self._report.phases):
             self._change_report(phases=(*self._report.phases, PhaseRecord(name=name, differs=differs)))
+
+    def model(self, record: ModelRecord) -> None:
+        """Say what is being trained."""
+        self._change_report(model=record)
 
     def flush(self) -> None:
         """Put everything appended so far on disk."""

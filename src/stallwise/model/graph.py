@@ -1,0 +1,226 @@
+"""The iteration graph: one step of synchronous training as arrays.
+
+A node is a piece of work with a cost on one resource (storage, loader, copy engine, a GPU, the network); an edge says
+what must end before it may start. An edge with a *lag* k leads to the k-th following iteration: the update of one step
+gates the next forward pass (lag 1), a loader that may be d batches ahead waits for the batch taken d steps ago (lag d).
+Every difference between frameworks is a difference of edges (Shi et al., *A DAG Model of Synchronous Stochastic
+Gradient Descent in Distributed Deep Learning*, arXiv 1805.03812); a what-if edits costs or edges and asks again.
+
+Edges within the iteration are stored by tail in compressed rows (`start`, `target`), lagged ones as three columns.
+`paths.py` takes the longest path and the steady state.
+"""
+
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass, field, replace
+from enum import IntEnum
+from typing import Any, Self, TypedDict
+
+import numpy as np
+import numpy.typing as npt
+
+from stallwise.errors import InputError
+
+Seconds = npt.NDArray[np.float64]
+Numbers = npt.NDArray[np.integer[Any]]
+Edge = tuple[int, int, int]
+"""Tail, head, lag."""
+
+
+class Kind(IntEnum):
+    """What a node is."""
+
+    READ = 0
+    TAKE = 1  # the training loop takes a batch; costs nothing, but gates
+    COPY = 2
+    FORWARD = 3
+    BACKWARD = 4
+    EXCHANGE = 5
+    UPDATE = 6
+
+
+@dataclass(frozen=True, slots=True, kw_only=True, eq=False)
+class Graph:
+    """One iteration; node i has `cost_s[i]`, `kind[i]`, `labels[i]` and works on `resources[resource[i]]`."""
+
+    cost_s: Seconds
+    start: Numbers
+    """Successors of node i within the iteration: `target[start[i]:start[i + 1]]`."""
+    target: Numbers
+    late_tail: Numbers
+    late_head: Numbers
+    late_lag: Numbers
+    kind: Numbers
+    resource: Numbers
+    resources: tuple[str, ...]
+    labels: tuple[str, ...]
+
+    def __len__(self) -> int:
+        return len(self.cost_s)
+
+    @classmethod
+    def of(
+        cls,
+        cost_s: Sequence[float] | Seconds,
+        edges: Iterable[Edge] | Numbers,
+        *,
+        kind: Sequence[int] | None = None,
+        resource: Sequence[int] | None = None,
+        resources: Sequence[str] = ("",),
+        labels: Sequence[str] | None = None,
+    ) -> Self:
+        """Build from costs and edges (tail, head, lag); says which node or edge cannot be."""
+        costs = np.asarray(cost_s, dtype=np.float64)
+        names = tuple(labels) if labels is not None else tuple(f"node {i}" for i in range(len(costs)))
+        _check_costs(costs, names)
+        table = edges if isinstance(edges, np.ndarray) else np.array(list(edges), dtype=np.int64)
+        table = table.reshape(-1, 3)
+        _check_edges(table, len(costs))
+        zeros = np.zeros(len(costs), dtype=np.int64)
+        return cls(
+            cost_s=costs,
+            **_rows(table, len(costs)),
+            kind=zeros if kind is None else np.asarray(kind, dtype=np.int64),
+            resource=zeros if resource is None else np.asarray(resource, dtype=np.int64),
+            resources=tuple(resources),
+            labels=names,
+        )
+
+    @property
+    def edges(self) -> Numbers:
+        """All edges as rows (tail, head, lag)."""
+        tails = np.repeat(np.arange(len(self)), np.diff(self.start))
+        now = np.column_stack([tails, self.target, np.zeros_like(self.target)])
+        return np.concatenate([now, np.column_stack([self.late_tail, self.late_head, self.late_lag])])
+
+    def with_costs(self, cost_s: Seconds) -> Self:
+        """The same edges, other costs."""
+        costs = np.asarray(cost_s, dtype=np.float64)
+        if costs.shape != self.cost_s.shape:
+            raise InputError(f"{len(costs)} costs were given for a graph of {len(self)} nodes.")
+        _check_costs(costs, self.labels)
+        return replace(self, cost_s=costs)
+
+    def scaled(self, factors: Mapping[Kind, float]) -> Self:
+        """The same edges, the costs of each named kind of node multiplied: 0 takes it away, 0.5 is twice as fast."""
+        by_kind = np.ones(len(Kind))
+        for kind, factor in factors.items():
+            by_kind[kind] = factor
+        return self.with_costs(self.cost_s * by_kind[self.kind])
+
+    def with_edges(self, add: Iterable[Edge] = (), drop: Iterable[Edge] = ()) -> Self:
+        """Other edges, same nodes. Dropping an edge that is not there is an error, not a silent nothing."""
+        edges = [(int(tail), int(head), int(lag)) for tail, head, lag in self.edges]
+        for edge in drop:
+            if edge not in edges:
+                raise InputError(f"The graph has no edge {edge} (tail, head, lag) that could be dropped.")
+            edges.remove(edge)
+        table = np.array([*edges, *add], dtype=np.int64).reshape(-1, 3)
+        _check_edges(table, len(self))
+        return replace(self, **_rows(table, len(self)))
+
+    def busy_s(self) -> dict[str, float]:
+        """Work per iteration on each resource; the step cannot be shorter than the largest of a serial resource."""
+        sums = np.bincount(self.resource, weights=self.cost_s, minlength=len(self.resources))
+        return {name: float(total) for name, total in zip(self.resources, sums, strict=True)}
+
+
+@dataclass(slots=True)
+class Draft:
+    """Nodes and edges being collected; `graph()` freezes them."""
+
+    _cost_s: list[float] = field(default_factory=list)
+    _kind: list[int] = field(default_factory=list)
+    _resource: list[int] = field(default_factory=list)
+    _resources: dict[str, int] = field(default_factory=dict)
+    _labels: list[str] = field(default_factory=list)
+    _edges: list[Edge] = field(default_factory=list)
+
+    def node(self, kind: Kind, label: str, cost_s: float, resource: str, after: Iterable[int | None] = ()) -> int:
+        """Add a node that starts after those named (None is skipped); returns its number."""
+        number = len(self._cost_s)
+        self._cost_s.append(cost_s)
+        self._kind.append(kind)
+        self._labels.append(label)
+        self._resource.append(self._resources.setdefault(resource, len(self._resources)))
+        self._edges.extend((tail, number, 0) for tail in after if tail is not None)
+        return number
+
+    def edge(self, tail: int, head: int, lag: int = 0) -> None:
+        """`head` starts after `tail` ended, `lag` iterations before."""
+        self._edges.append((tail, head, lag))
+
+    def graph(self) -> Graph:
+        """What was collected."""
+        return Graph.of(
+            self._cost_s,
+            self._edges,
+            kind=self._kind,
+            resource=self._resource,
+            resources=tuple(self._resources),
+            labels=self._labels,
+        )
+
+
+def unroll(graph: Graph, iterations: int) -> Graph:
+    """That many iterations in a row, lagged edges drawn out; node i of iteration k has number k·n + i."""
+    size = len(graph)
+    edges = graph.edges
+    offsets = np.arange(iterations)[:, None] * size
+    tails = (edges[:, 0] + offsets).ravel()
+    heads = (edges[:, 1] + edges[:, 2] * size + offsets).ravel()
+    inside = heads < size * iterations
+    table = np.column_stack([tails[inside], heads[inside], np.zeros(inside.sum(), dtype=np.int64)])
+    return Graph(
+        cost_s=np.tile(graph.cost_s, iterations),
+        **_rows(table, size * iterations),
+        kind=np.tile(graph.kind, iterations),
+        resource=np.tile(graph.resource, iterations),
+        resources=graph.resources,
+        labels=graph.labels * iterations,
+    )
+
+
+class _Rows(TypedDict):
+    start: Numbers
+    target: Numbers
+    late_tail: Numbers
+    late_head: Numbers
+    late_lag: Numbers
+
+
+def _rows(edges: Numbers, nodes: int) -> _Rows:
+    late = edges[:, 2] > 0
+    now = edges[~late]
+    order = np.argsort(now[:, 0], kind="stable")
+    counts = np.bincount(now[:, 0], minlength=nodes)
+    return {
+        "start": np.concatenate([[0], np.cumsum(counts)]).astype(np.int32),
+        "target": now[order, 1].astype(np.int32),  # half the memory to walk through
+        "late_tail": np.ascontiguousarray(edges[late, 0]),
+        "late_head": np.ascontiguousarray(edges[late, 1]),
+        "late_lag": np.ascontiguousarray(edges[late, 2]),
+    }
+
+
+def _check_costs(costs: Seconds, labels: Sequence[str]) -> None:
+    if not len(costs):
+        raise InputError("A graph needs at least one node; this one is empty.")
+    good = np.isfinite(costs) & (costs >= 0)
+    if not good.all():
+        bad = int(np.argmin(good))
+        raise InputError(
+            f"{labels[bad]!r} costs {costs[bad]} s; a cost must be a number of at least 0. "
+            "Look at the durations the graph was built from."
+        )
+
+
+def _check_edges(edges: Numbers, nodes: int) -> None:
+    ends = edges[:, :2]
+    if ((ends < 0) | (ends >= nodes)).any():
+        bad = edges[((ends < 0) | (ends >= nodes)).any(axis=1)][0]
+        raise InputError(f"Edge {tuple(int(v) for v in bad)} (tail, head, lag) leads outside the {nodes} nodes.")
+    if (edges[:, 2] < 0).any():
+        bad = edges[edges[:, 2] < 0][0]
+        raise InputError(
+            f"Edge {tuple(int(v) for v in bad)} (tail, head, lag) leads into the past; a lag is at least 0."
+        )

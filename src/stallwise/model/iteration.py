@@ -1,0 +1,210 @@
+"""The graph of one step: from a layer trace, a plan of messages and a way of loading data.
+
+    read ─► take ─► copy ─► forward 1 … L ─► backward L … 1 ─► update ─┐
+             ▲                               └► messages ─►────┘       │
+             └──────────────────────── next step ◄─────────────────────┘
+
+Each GPU has its own chain of forwards and backwards; a message waits for the backward of its last layer on *all* of
+them, messages use the one channel in order, the update waits for the messages that gate it, and the next batch is taken
+after the update. GPUs of a machine share its storage and its host link one after the other.
+"""
+
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+from itertools import pairwise
+from typing import Literal
+
+from stallwise.errors import InputError
+from stallwise.model.graph import Draft, Graph, Kind
+from stallwise.model.messages import Message, Plan
+from stallwise.workload.layers import LayerTrace
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Loading:
+    """How batches reach the GPU.
+
+    `workers` loader workers take turns, each `prefetch` batches ahead of the training loop (torch's DataLoader); with 0
+    the training process reads its own batches and nothing overlaps. `storage_sharers` and `link_sharers` are the GPUs
+    whose reads or copies queue at one disk or host link that is busy with one at a time: then workers do not help.
+    """
+
+    workers: int = 1
+    prefetch: int = 2
+    copy: Literal["inline", "engine", "reader"] = "inline"
+    """Copies to the GPU wait with the compute (`inline`), run beside it on a copy engine one batch ahead (`engine`), or
+    are made by whoever reads, in turn with reading (`reader`; Caffe's double buffer)."""
+    storage_sharers: int = 1
+    link_sharers: int = 1
+
+    def __post_init__(self) -> None:
+        for name, least in (("workers", 0), ("prefetch", 1), ("storage_sharers", 1), ("link_sharers", 1)):
+            if getattr(self, name) < least:
+                raise InputError(f"Loading with {name} = {getattr(self, name)} is not possible; give at least {least}.")
+
+
+def rescaled(trace: LayerTrace, *, compute: float = 1.0, data: float = 1.0) -> LayerTrace:
+    """The trace with forward, backward and update times, or read and copy times, multiplied (a faster GPU, a batch)."""
+    return replace(
+        trace,
+        layers=tuple(
+            replace(layer, forward_s=layer.forward_s * compute, backward_s=layer.backward_s * compute)
+            for layer in trace.layers
+        ),
+        update_s=trace.update_s * compute,
+        read_s=trace.read_s * data,
+        copy_s=trace.copy_s * data,
+    )
+
+
+def iteration_graph(
+    trace: LayerTrace, plan: Plan, loading: Loading | None = None, *, gpus: Sequence[float] = (1.0,)
+) -> Graph:
+    """One step in steady state.
+
+    `gpus` draws several GPUs of one machine, each with its own factor on compute times (a straggler has 1.2). With one,
+    it stands for all: what it shares costs as much as all sharers together, which gives the same step for equal GPUs.
+    """
+    drawing = _Drawing(trace, plan, loading or Loading(), tuple(gpus))
+    drawing.compute()
+    drawing.data()
+    drawing.messages()
+    drawing.updates()
+    return drawing.draft.graph()
+
+
+class _Drawing:
+    """One graph being drawn; remembers the node of every forward, backward, take, copy and read."""
+
+    def __init__(self, trace: LayerTrace, plan: Plan, loading: Loading, gpus: tuple[float, ...]) -> None:
+        self.trace, self.plan, self.loading, self.gpus = trace, plan, loading, gpus
+        self.draft = Draft()
+        self.takes: list[list[int]] = []
+        self.points: list[dict[tuple[str, int, int], int]] = []
+        self.gating: list[int] = []
+        self.waiting: list[int] = []  # the message that waits for the last update, if any
+        self.idle: list[int] = []  # reads of a training process without workers
+        for name in ("storage_sharers", "link_sharers"):
+            sharers = getattr(loading, name)
+            if len(gpus) > 1 and sharers not in (1, len(gpus)):
+                raise InputError(f"{len(gpus)} GPUs were drawn, but {name} is {sharers}; it must be 1 or {len(gpus)}.")
+
+    def compute(self) -> None:
+        """Take, forward and backward of every pass on every GPU."""
+        layers = self.trace.layers
+        for gpu, factor in enumerate(self.gpus):
+            resource, points, takes = f"GPU {gpu}", {}, []
+            before: int | None = None
+            for step in range(self.plan.passes):
+                before = self.draft.node(Kind.TAKE, "take a batch", 0.0, resource, [before])
+                takes.append(before)
+                for i, layer in enumerate(layers):
+                    cost = layer.forward_s * factor
+                    before = self.draft.node(Kind.FORWARD, f"forward {layer.name}", cost, resource, [before])
+                    points["forward", step, i] = before
+                for i in range(len(layers) - 1, -1, -1):
+                    cost = layers[i].backward_s * factor
+                    before = self.draft.node(Kind.BACKWARD, f"backward {layers[i].name}", cost, resource, [before])
+                    points["backward", step, i] = before
+            self.points.append(points)
+            self.takes.append(takes)
+
+    def data(self) -> None:
+        """Reads and copies; nothing where the trace has neither."""
+        if not self.trace.read_s and not self.trace.copy_s:
+            return
+        reads = [self._reads(gpu) for gpu in range(len(self.gpus))]
+        copies = [self._copies(gpu, reads[gpu]) for gpu in range(len(self.gpus))]
+        if self.loading.storage_sharers > 1:
+            self._queue(reads)
+        if self.loading.link_sharers > 1:
+            self._queue(copies)
+        if not self.loading.workers:
+            self.idle = [of_gpu[0] for of_gpu in reads]
+            return
+        for gpu in range(len(self.gpus)):
+            last = copies if self.loading.copy == "reader" else reads
+            self._ahead(last[gpu], reads[gpu], self.loading.workers)
+            self._ahead(self.takes[gpu], reads[gpu], self.loading.workers * self.loading.prefetch)
+            if self.loading.copy == "engine":
+                self._ahead(self.takes[gpu], copies[gpu], 1)
+
+    def _reads(self, gpu: int) -> list[int]:
+        shared = self.loading.storage_sharers > 1
+        factor = self.loading.storage_sharers if len(self.gpus) == 1 else 1
+        resource = "storage" if shared else f"loader {gpu}"
+        nodes = []
+        for step in range(self.plan.passes):
+            inline = not self.loading.workers and step > 0
+            after = [self.points[gpu]["backward", step - 1, 0]] if inline else []
+            cost = self.trace.read_s * factor
+            nodes.append(self.draft.node(Kind.READ, "read a batch", cost, resource, after))
+        return nodes
+
+    def _copies(self, gpu: int, reads: list[int]) -> list[int]:
+        shared = self.loading.link_sharers > 1
+        factor = self.loading.link_sharers if len(self.gpus) == 1 else 1
+        inline = self.loading.copy == "inline" or not self.loading.workers
+        nodes = []
+        for step, (read, take) in enumerate(zip(reads, self.takes[gpu], strict=True)):
+            resource = "host link" if shared else f"copy engine {gpu}"
+            cost = self.trace.copy_s * factor
+            copy = self.draft.node(Kind.COPY, "copy a batch to the GPU", cost, resource, [take if inline else read])
+            self.draft.edge(*((read, take) if inline else (copy, take)))
+            if inline:
+                self.draft.edge(copy, self.points[gpu]["forward", step, 0])
+            nodes.append(copy)
+        return nodes
+
+    def _ahead(self, tails: list[int], heads: list[int], batches: int) -> None:
+        """Batch n of `heads` waits for batch n - `batches` of `tails`; a step has one batch per pass."""
+        for step, head in enumerate(heads):
+            lag, at = divmod(step - batches, len(tails))
+            self.draft.edge(tails[at], head, -lag)
+
+    def _queue(self, nodes: list[list[int]]) -> None:
+        """One after the other over all GPUs and passes, and round again."""
+        turn = [of_gpu[step] for step in range(self.plan.passes) for of_gpu in nodes]
+        for tail, head in pairwise(turn):
+            self.draft.edge(tail, head)
+        self.draft.edge(turn[-1], turn[0], 1)
+
+    def messages(self) -> None:
+        """The channel, one message after the other."""
+        before: int | None = None
+        nodes = []
+        for message in self.plan.messages:
+            before = self.draft.node(Kind.EXCHANGE, self._label(message), message.seconds, "network", [before])
+            nodes.append(before)
+            if not self.plan.detached:
+                self._tie(message, before)
+        if self.plan.detached and nodes:
+            self.draft.edge(nodes[-1], nodes[0], 1)
+
+    def _tie(self, message: Message, node: int) -> None:
+        for points in self.points:
+            if message.after is not None:
+                self.draft.edge(points[message.after[0], message.index, message.after[1]], node)
+            elif message.index:
+                self.draft.edge(points["backward", message.index - 1, 0], node)
+            if message.gates is not None:
+                self.draft.edge(node, points[message.gates[0], message.index, message.gates[1]])
+        if message.after is None and not message.index and not self.waiting:
+            self.waiting.append(node)  # the first is enough: the others follow it on the channel
+        if message.gates is None:
+            self.gating.append(node)
+
+    def _label(self, message: Message) -> str:
+        first, last = (self.trace.layers[i].name for i in message.layers)
+        return f"{message.what} {first}" if first == last else f"{message.what} {last} … {first}"
+
+    def updates(self) -> None:
+        """One update per GPU, and what the next step waits for."""
+        last = self.plan.passes - 1
+        for gpu in range(len(self.gpus)):
+            after = [self.points[gpu]["backward", last, 0], *self.gating]
+            cost = self.trace.update_s * self.gpus[gpu]
+            update = self.draft.node(Kind.UPDATE, "update", cost, f"GPU {gpu}", after)
+            reads = [self.idle[gpu]] if self.idle else []
+            for head in (self.takes[gpu][0], *reads, *self.waiting):
+                self.draft.edge(update, head, 1)

@@ -1,0 +1,88 @@
+"""What a step sends: messages with their price, what each waits for and what waits for it."""
+
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+from typing import Literal, Self
+
+from stallwise.model.merge import Exchange, Gradients, Merge, checked, message_bytes
+
+Point = tuple[Literal["forward", "backward"], int]
+"""The forward or backward of a layer (index in forward order) in the pass a message belongs to."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Message:
+    """One collective of `layers` (first and last, forward order) on the channel."""
+
+    what: Literal["all-reduce", "reduce-scatter", "all-gather"]
+    layers: tuple[int, int]
+    bytes: float
+    seconds: float
+    after: Point | None
+    """Starts when this is done; None: with the step, as soon as the last update is done."""
+    gates: Point | None = None
+    """This waits for it; None: the update does."""
+    index: int = 0
+    """Which forward and backward pass of an accumulated step it belongs to."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Plan:
+    """The messages of a step in channel order."""
+
+    messages: tuple[Message, ...]
+    passes: int = 1
+    detached: bool = False
+    """An ideal: messages wait for nothing but each other, and nothing waits for them."""
+
+    @property
+    def exchange_s(self) -> float:
+        """How long the channel is busy in a step."""
+        return sum(message.seconds for message in self.messages)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Prices:
+    """Seconds of each collective over the bytes it concerns (the whole tensor, not a shard).
+
+    Where only all-reduce is known, its two halves are priced at half of it each: a ring all-reduce *is* a
+    reduce-scatter and an all-gather of equal cost.
+    """
+
+    all_reduce: Exchange
+    reduce_scatter: Exchange | None = None
+    all_gather: Exchange | None = None
+
+    def scatter_s(self, size: float) -> float:
+        """Of a reduce-scatter."""
+        return self.reduce_scatter(size) if self.reduce_scatter else self.all_reduce(size) / 2
+
+    def gather_s(self, size: float) -> float:
+        """Of an all-gather."""
+        return self.all_gather(size) if self.all_gather else self.all_reduce(size) / 2
+
+    def checked(self, source: str) -> Self:
+        """The same, which says so when a price is no time."""
+        return replace(
+            self,
+            all_reduce=checked(self.all_reduce, source),
+            reduce_scatter=checked(self.reduce_scatter, source) if self.reduce_scatter else None,
+            all_gather=checked(self.all_gather, source) if self.all_gather else None,
+        )
+
+
+def reductions(
+    gradients: Gradients, runs: Merge, seconds: Sequence[float], *, part: float = 1.0, index: int = 0
+) -> tuple[Message, ...]:
+    """One all-reduce per run, started by the backward of its last layer; `part` of the bytes travels."""
+    return tuple(
+        Message(
+            what="all-reduce",
+            layers=(gradients.layers[run.stop - 1], gradients.layers[run.start]),
+            bytes=size * part,
+            seconds=cost,
+            after=("backward", gradients.layers[run.stop - 1]),
+            index=index,
+        )
+        for run, size, cost in zip(runs, message_bytes(gradients, runs), seconds, strict=True)
+    )

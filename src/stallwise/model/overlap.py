@@ -1,0 +1,136 @@
+"""Overlap schemes as edge sets: which messages a step sends, what each waits for, and what waits for it.
+
+| scheme         | messages                                  | starts after                | gates                   |
+| none           | one per layer                             | backward                    | update                  |
+| fused          | one (SyncEASGD, BSP)                      | backward                    | update                  |
+| wfbp           | one per layer                             | backward of the layer       | update                  |
+| ddp            | torch's buckets in ready order            | backward of its last layer  | update                  |
+| mg-wfbp        | merged, as published                      | backward of its last layer  | update                  |
+| optimal        | merged, exact optimum                     | backward of its last layer  | update                  |
+| zero1, zero2, shard-grad-op, zero3, dear        | see `sharding.py`                                     |
+| p3-ideal       | all, in any order, sliced at will         | nothing                     | nothing: own loop       |
+
+`p3-ideal` (P3, ByteScheduler) is the limit max(compute, exchange) that no scheduler reaches: compare with it, do not
+predict with it.
+"""
+
+from collections.abc import Callable
+from dataclasses import dataclass, replace
+from typing import Literal, get_args
+
+from stallwise.errors import InputError, UnknownNameError
+from stallwise.model import merge, sharding
+from stallwise.model.merge import DDP_BUCKET_BYTES, DDP_FIRST_BYTES, Exchange, Gradients, Merge
+from stallwise.model.messages import Message, Plan, Prices, reductions
+from stallwise.workload.layers import LayerTrace
+
+Scheme = Literal[
+    "none",
+    "fused",
+    "wfbp",
+    "ddp",
+    "mg-wfbp",
+    "optimal",
+    "zero1",
+    "zero2",
+    "shard-grad-op",
+    "zero3",
+    "dear",
+    "p3-ideal",
+]
+SCHEMES: tuple[str, ...] = get_args(Scheme)
+FP16 = 0.5
+"""What is left of 32-bit gradients that travel as 16-bit numbers; start-up times stay."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Overlap:
+    """How a job exchanges its gradients."""
+
+    scheme: Scheme = "ddp"
+    bucket_bytes: int = DDP_BUCKET_BYTES
+    """Of ddp and the sharded schemes; torch uses it for the first bucket too once a user sets it."""
+    first_bucket_bytes: int = DDP_FIRST_BYTES
+    compression: float = 1.0
+    """Part of the gradient bytes that travels; 0.5 is fp16 (`FP16`). Costs of compressing are not modelled."""
+    accumulate: int = 1
+    """Forward and backward passes per update; the trace is of one of them."""
+
+    def __post_init__(self) -> None:
+        if self.scheme not in SCHEMES:
+            raise UnknownNameError("overlap scheme", self.scheme, SCHEMES)
+        if not 0 < self.compression <= 1:
+            raise InputError(f"A compression of {self.compression} is not a part between 0 and 1; fp16 is {FP16}.")
+        if self.accumulate < 1:
+            raise InputError(f"{self.accumulate} passes per update make no step; give at least 1.")
+
+
+def plan(trace: LayerTrace, prices: Prices | Exchange | None, overlap: Overlap) -> Plan:
+    """The messages of one step in the order they use the channel.
+
+    Without prices the exchange times in the trace are taken; then nothing can be merged, split or compressed.
+    """
+    gradients = merge.gradients_of(trace)
+    detached = overlap.scheme == "p3-ideal"
+    if prices is not None and overlap.scheme in sharding.SCHEMES:
+        messages = _sharded(trace, gradients, _priced(prices, trace), overlap)
+    elif prices is not None:
+        messages = _reduced(gradients, _priced(prices, trace).all_reduce, overlap)
+    else:
+        messages = _measured(trace, gradients, overlap)
+    if overlap.scheme in ("none", "fused"):
+        messages = tuple(replace(message, after=("backward", 0)) for message in messages)
+    return Plan(messages=messages, passes=overlap.accumulate, detached=detached)
+
+
+def _priced(prices: Prices | Exchange, trace: LayerTrace) -> Prices:
+    for layer in trace.layers:
+        if layer.exchange_s and not layer.gradient_bytes:
+            raise InputError(
+                f"Layer {layer.name!r} of {trace.source} was exchanged, but the size of its gradient is not known; "
+                "only its measured exchange times can be used (overlap none or wfbp, no other network)."
+            )
+    return (prices if isinstance(prices, Prices) else Prices(all_reduce=prices)).checked(trace.source)
+
+
+def _reduced(gradients: Gradients, all_reduce: Exchange, overlap: Overlap) -> tuple[Message, ...]:
+    def price(size: float) -> float:
+        return all_reduce(size * overlap.compression)
+
+    # torch fills buckets with gradients as they are; a compression hook shrinks the full bucket.
+    runs = _MERGES[overlap.scheme](gradients, price, overlap)
+    seconds = [price(size) for size in merge.message_bytes(gradients, runs)]
+    return reductions(gradients, runs, seconds, part=overlap.compression, index=overlap.accumulate - 1)
+
+
+def _measured(trace: LayerTrace, gradients: Gradients, overlap: Overlap) -> tuple[Message, ...]:
+    if overlap.scheme not in ("none", "wfbp", "p3-ideal") or overlap.compression != 1.0:
+        raise InputError(
+            f"Overlap {overlap.scheme!r} needs to know what a message of any size costs, but of {trace.source} "
+            "only the exchange times of single layers are known; give a network, or none or wfbp uncompressed."
+        )
+    seconds = []
+    for layer in (trace.layers[index] for index in gradients.layers):
+        if layer.exchange_s is None:
+            raise InputError(f"Layer {layer.name!r} of {trace.source} has no measured exchange time; give a network.")
+        seconds.append(layer.exchange_s)
+    return reductions(gradients, merge.each_alone(gradients), seconds, index=overlap.accumulate - 1)
+
+
+def _sharded(trace: LayerTrace, gradients: Gradients, prices: Prices, overlap: Overlap) -> tuple[Message, ...]:
+    runs = merge.ddp_buckets(gradients, first_bytes=overlap.bucket_bytes, bucket_bytes=overlap.bucket_bytes)
+    units = sharding.Units(gradients, runs, prices, part=overlap.compression)
+    return sharding.messages(units, overlap.scheme, overlap.accumulate, last_layer=len(trace.layers) - 1)
+
+
+_MERGES: dict[str, Callable[[Gradients, Exchange, Overlap], Merge]] = {
+    "none": lambda gradients, _, __: merge.each_alone(gradients),
+    "fused": lambda gradients, _, __: merge.all_in_one(gradients),
+    "wfbp": lambda gradients, _, __: merge.each_alone(gradients),
+    "ddp": lambda gradients, _, overlap: merge.ddp_buckets(
+        gradients, first_bytes=overlap.first_bucket_bytes, bucket_bytes=overlap.bucket_bytes
+    ),
+    "mg-wfbp": lambda gradients, price, _: merge.mg_wfbp(gradients, price),
+    "optimal": lambda gradients, price, _: merge.optimal_merge(gradients, price),
+    "p3-ideal": lambda gradients, _, __: merge.each_alone(gradients),
+}

@@ -1,0 +1,384 @@
+"""Per-layer forward and backward times, and the moment each gradient becomes ready.
+
+For the few steps of the *layers* phase (batches on the device, no exchange) hooks take a mark where a module's
+forward begins and ends, where its backward begins (the gradient of its output exists), and where a parameter's
+gradient is complete (post-accumulate hook). Marks are CUDA events on the stream, or the clock on a processor;
+nothing is synchronised until the phase is over. All hooks leave with the phase: every other step is the user's own.
+
+Activation checkpointing runs forward hooks again during backward; those calls are recognised and left out.
+Under `torch.compile` hooks either force a recompilation or fire all at the end, so none is installed: sizes and
+order are then known, times are not.
+"""
+
+import statistics
+from collections import defaultdict
+from collections.abc import Callable, Iterable, Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+import torch
+from torch.nn import Module, Parameter
+from torch.nn.parallel import DistributedDataParallel
+from torch.optim.optimizer import register_optimizer_step_post_hook, register_optimizer_step_pre_hook
+
+from stallwise.record.clock import Clock, Mark, elapsed_s
+from stallwise.run.schema import GradientRow, LayerRow, SpanRow
+
+
+@dataclass(slots=True)
+class _Call:
+    """One forward call of one module; `parent` is the watched module it ran inside of."""
+
+    module: int
+    begin: Mark
+    parent: "_Call | None"
+    end: Mark | None = None
+
+
+@dataclass(slots=True)
+class _Step:
+    """Everything marked in one step."""
+
+    calls: list[_Call] = field(default_factory=list)
+    backwards: list[tuple[Mark, Mark]] = field(default_factory=list)
+    backward_begins: list[tuple[int, int, Mark]] = field(default_factory=list)  # which backward, module, when
+    gradients: dict[int, tuple[int, Mark]] = field(default_factory=dict)  # parameter -> which backward, when
+    updates: list[tuple[Mark, Mark]] = field(default_factory=list)
+
+    def marks(self) -> Iterable[Mark]:
+        """Every mark taken, for giving their events back."""
+        for call in self.calls:
+            yield call.begin
+            if call.end is not None:
+                yield call.end
+        for begin, end in (*self.backwards, *self.updates):
+            yield begin
+            yield end
+        yield from (mark for *_, mark in self.backward_begins)
+        yield from (mark for _, mark in self.gradients.values())
+
+
+@dataclass(frozen=True, slots=True)
+class Passes:
+    """The passes of a step, medians over the phase; None where they could not be told apart."""
+
+    forward_s: float | None
+    backward_s: float | None
+    update_s: float | None
+    micro_batches: int | None
+    checkpointed: bool
+
+
+class LayerWatch:
+    """Hooks on the modules and parameters that the optimizers train, for as long as a phase lasts."""
+
+    def __init__(self, roots: Sequence[Module], clock: Clock) -> None:
+        self.clock = clock
+        self.steps: list[_Step] = []
+        self.recomputed = False
+        self.modules, self.names = _watched(roots)
+        self.parameters = named_parameters(roots)
+        self.output_bytes: dict[int, int] = {}
+        self._roots = tuple(roots)
+        self._handles: list[Any] = []
+        self._step = _Step()
+        self._stack: list[_Call] = []
+        self._in_backward = False
+        self._update_began: Mark | None = None
+
+    def install(self) -> None:
+        """Put every hook in place."""
+        for number, module in enumerate(self.modules):
+            self._handles.append(module.register_forward_pre_hook(self._forward_begins(number)))
+            self._handles.append(module.register_forward_hook(self._forward_ends(number), always_call=True))
+        for number, (_, parameter) in enumerate(self.parameters):
+            self._handles.append(_when_complete(parameter, self._gradient_ready(number)))
+        self._handles.append(register_optimizer_step_pre_hook(self._update_begins))
+        self._handles.append(register_optimizer_step_post_hook(self._update_ends))
+        self._backward = torch.autograd.backward
+        torch.autograd.backward = self._timed_backward
+
+    def remove(self) -> None:
+        """Take every hook away."""
+        for handle in self._handles:
+            handle.remove()
+        if self._handles:
+            torch.autograd.backward = self._backward
+        self._handles.clear()
+
+    def next_step(self, *, kept: bool) -> None:
+        """A step ended: keep its marks or give them back."""
+        ended, self._step, self._stack = self._step, _Step(), []
+        if kept and ended.backwards and ended.calls:
+            self.steps.append(ended)
+        else:
+            self._give_back(ended)
+
+    def release(self) -> None:
+        """Nobody asks for these steps again."""
+        for step in self.steps:
+            self._give_back(step)
+        self.steps.clear()
+
+    def _give_back(self, step: _Step) -> None:
+        for mark in step.marks():
+            self.clock.done_with(mark)
+
+    # ---- hooks ---------------------------------------------------------------------------------------------
+
+    def _forward_begins(self, number: int) -> Callable[..., None]:
+        def hook(_module: Module, _inputs: Any) -> None:
+            if self._in_backward:
+                self.recomputed = True
+                return
+            call = _Call(number, self.clock.mark(), self._stack[-1] if self._stack else None)
+            self._stack.append(call)
+            self._step.calls.append(call)
+
+        return hook
+
+    def _forward_ends(self, number: int) -> Callable[..., None]:
+        def hook(_module: Module, _inputs: Any, output: Any) -> None:
+            if self._in_backward:
+                return
+            while self._stack and self._stack[-1].module != number:
+                self._stack.pop()  # a call that raised and was caught
+            if not self._stack:
+                return
+            self._stack.pop().end = self.clock.mark()
+            tensors = list(tensors_in(output))
+            self.output_bytes[number] = sum(tensor.nbytes for tensor in tensors)
+            for tensor in tensors:
+                if tensor.requires_grad:
+                    tensor.register_hook(self._backward_begins(number))  # type: ignore[no-untyped-call]
+                    break
+
+        return hook
+
+    def _backward_begins(self, number: int) -> Callable[[torch.Tensor], None]:
+        def hook(_gradient: torch.Tensor) -> None:
+            self._step.backward_begins.append((len(self._step.backwards), number, self.clock.mark()))
+
+        return hook
+
+    def _gradient_ready(self, number: int) -> Callable[[torch.Tensor], None]:
+        def hook(_parameter: torch.Tensor) -> None:
+            self._step.gradients[number] = (len(self._step.backwards), self.clock.mark())
+
+        return hook
+
+    def _timed_backward(self, *args: Any, **kwargs: Any) -> None:
+        begin, outer = self.clock.mark(), self._in_backward
+        self._in_backward = True
+        try:
+            self._backward(*args, **kwargs)
+        finally:
+            self._in_backward = outer
+        if not outer:
+            self._step.backwards.append((begin, self.clock.mark()))
+
+    def _update_begins(self, *_: Any) -> None:
+        self._update_began = self.clock.mark()
+
+    def _update_ends(self, *_: Any) -> None:
+        if self._update_began is not None:
+            self._step.updates.append((self._update_began, self.clock.mark()))
+            self._update_began = None
+
+    # ---- what the marks say; only after the device has passed them ------------------------------------------
+
+    def passes(self) -> Passes:
+        """Forward (up to the begin of backward: the loss is in it), backward and update of a step."""
+        if not self.steps:
+            return Passes(None, None, None, None, self.recomputed)
+        return Passes(
+            forward_s=statistics.median(_total_s(_forward_passes(step)) for step in self.steps),
+            backward_s=statistics.median(_total_s(step.backwards) for step in self.steps),
+            update_s=statistics.median(_total_s(step.updates) for step in self.steps),
+            micro_batches=round(statistics.median(len(step.backwards) for step in self.steps)),
+            checkpointed=self.recomputed,
+        )
+
+    def layer_rows(self, rank: int) -> list[LayerRow]:
+        """A row per module that was called, in forward order."""
+        forward: dict[int, list[tuple[float, float, int]]] = defaultdict(list)
+        backward: dict[int, list[tuple[float, float]]] = defaultdict(list)
+        for step in self.steps:
+            for number, times in _forward_times(step).items():
+                forward[number].append(times)
+            for number, span in _backward_times(step).items():
+                backward[number].append(span)
+        rows: list[LayerRow] = []
+        for number in sorted(forward, key=lambda n: statistics.median(start for start, *_ in forward[n])):
+            starts, durations, calls = zip(*forward[number], strict=True)
+            behind = backward.get(number)
+            rows.append(
+                LayerRow(
+                    rank=rank,
+                    layer=len(rows),
+                    name=self.names[number],
+                    kind=type(self.modules[number]).__name__,
+                    calls=round(statistics.median(calls)),
+                    forward_start_s=statistics.median(starts),
+                    forward_s=statistics.median(durations),
+                    backward_start_s=statistics.median(s for s, _ in behind) if behind else None,
+                    backward_s=statistics.median(d for _, d in behind) if behind else None,
+                    parameter_bytes=sum(p.nbytes for p in self.modules[number].parameters(recurse=False)),
+                    output_bytes=self.output_bytes.get(number),
+                )
+            )
+        return rows
+
+    def gradient_rows(self, rank: int) -> list[GradientRow]:
+        """A row per gradient, in ready order; those that never came in (unused parameters) are left out."""
+        ready: dict[int, list[float]] = defaultdict(list)
+        for step in self.steps:
+            for number, (which, mark) in step.gradients.items():
+                if which < len(step.backwards):
+                    ready[number].append(max(0.0, elapsed_s(step.backwards[which][0], mark)))
+        moments = {number: statistics.median(times) for number, times in ready.items()}
+        order = sorted(moments, key=lambda number: moments[number])
+        return gradient_rows(rank, self._roots, [(self.parameters[n], moments[n]) for n in order])
+
+    def spans(self, rank: int, zero_s: float, step_of: Callable[[int], int]) -> list[SpanRow]:
+        """The last kept step as spans for a timeline."""
+        if not self.steps:
+            return []
+        step, number = self.steps[-1], step_of(len(self.steps) - 1)
+        origin = step.calls[0].begin
+
+        def span(track: str, name: str, begin: Mark, end: Mark) -> SpanRow:
+            start_s = origin.wall_s - zero_s + elapsed_s(origin, begin)
+            return SpanRow(rank, number, track, name, start_s, max(0.0, elapsed_s(begin, end)))
+
+        rows = [span("backward", "backward", *pair) for pair in step.backwards]
+        rows += [span("optimizer", "update", *pair) for pair in step.updates]
+        rows += [span("forward", "forward", *pair) for pair in _forward_passes(step)]
+        for call in step.calls:
+            if call.end is not None:
+                rows.append(span("layer", self.names[call.module], call.begin, call.end))
+        return rows
+
+
+def gradient_rows(
+    rank: int, roots: Sequence[Module], ready: Iterable[tuple[tuple[str, Parameter], float | None]]
+) -> list[GradientRow]:
+    """Rows for gradients given in ready order, with the bucket torch's DDP has put each into."""
+    buckets = ddp_buckets(roots)
+    return [
+        GradientRow(
+            rank=rank,
+            order=order,
+            name=name,
+            elements=parameter.numel(),
+            bytes=parameter.numel() * parameter.element_size(),
+            ready_s=moment,
+            bucket=buckets.get(id(parameter)),
+        )
+        for order, ((name, parameter), moment) in enumerate(ready)
+    ]
+
+
+def ddp_buckets(roots: Sequence[Module]) -> dict[int, int]:
+    """Parameter (by identity) -> its bucket, as DDP reports after it has rebuilt its buckets in ready order."""
+    found: dict[int, int] = {}
+    for model in (root for root in roots if isinstance(root, DistributedDataParallel)):
+        logged: dict[str, str] = model._get_ddp_logging_data()  # type: ignore[no-untyped-call]
+        text = logged.get("rebuilt_per_bucket_param_indices") or ""
+        trained = [p for p in model.module.parameters() if p.requires_grad]
+        offset = max(found.values(), default=-1) + 1
+        for number, bucket in enumerate(filter(None, (part.split() for part in text.split(",")))):
+            found |= {id(trained[int(index)]): offset + number for index in bucket}
+    return found
+
+
+def named_parameters(roots: Sequence[Module]) -> list[tuple[str, Parameter]]:
+    """The trained parameters with the names their model gives them."""
+    return [
+        (plain_name(name), parameter)
+        for root in roots
+        for name, parameter in root.named_parameters()
+        if parameter.requires_grad
+    ]
+
+
+def plain_name(name: str) -> str:
+    """A module's or parameter's name without what wrappers (DDP, compile, checkpointing) put into it."""
+    wrappers = {"module", "_orig_mod", "_checkpoint_wrapped_module", "_fsdp_wrapped_module"}
+    parts = name.split(".")
+    while len(parts) > 1 and parts[0] in wrappers:
+        parts = parts[1:]
+    return ".".join(part for part in parts if part not in wrappers - {"module"})
+
+
+def tensors_in(thing: Any) -> Iterable[torch.Tensor]:
+    """Every tensor in what a module returned."""
+    if isinstance(thing, torch.Tensor):
+        yield thing
+    elif isinstance(thing, dict):
+        for value in thing.values():
+            yield from tensors_in(value)
+    elif isinstance(thing, list | tuple):
+        for value in thing:
+            yield from tensors_in(value)
+
+
+def _when_complete(parameter: Parameter, hook: Callable[[torch.Tensor], None]) -> Any:
+    return parameter.register_post_accumulate_grad_hook(hook)  # type: ignore[no-untyped-call]
+
+
+def _watched(roots: Sequence[Module]) -> tuple[list[Module], list[str]]:
+    """Modules that compute: those without children, and those with parameters of their own."""
+    found: dict[int, tuple[Module, str]] = {}
+    for root in roots:
+        for name, module in root.named_modules():
+            leaf = next(module.children(), None) is None
+            if leaf or next(module.parameters(recurse=False), None) is not None:
+                found.setdefault(id(module), (module, plain_name(name) or type(module).__name__))
+    return [module for module, _ in found.values()], [name for _, name in found.values()]
+
+
+def _total_s(pairs: Iterable[tuple[Mark, Mark]]) -> float:
+    return sum(elapsed_s(begin, end) for begin, end in pairs)
+
+
+def _forward_passes(step: _Step) -> list[tuple[Mark, Mark]]:
+    """From the first call after one backward to the begin of the next: the forward passes of a step."""
+    passes, since_s = [], 0.0
+    for begin, end in step.backwards:
+        first = next((c.begin for c in step.calls if since_s <= c.begin.wall_s <= begin.wall_s), None)
+        if first is not None:
+            passes.append((first, begin))
+        since_s = end.wall_s
+    return passes
+
+
+def _forward_times(step: _Step) -> dict[int, tuple[float, float, int]]:
+    """Module -> begin of its first call since forward began, its own time (watched children taken out), calls."""
+    origin = step.calls[0].begin
+    own: dict[int, list[float]] = defaultdict(lambda: [0.0, 0.0, 0])
+    for call in step.calls:
+        if call.end is None:
+            continue
+        duration_s = elapsed_s(call.begin, call.end)
+        entry = own[call.module]
+        if not entry[2]:
+            entry[0] = elapsed_s(origin, call.begin)
+        entry[1] += duration_s
+        entry[2] += 1
+        if call.parent is not None:
+            own[call.parent.module][1] -= duration_s
+    return {number: (start, max(0.0, total), int(calls)) for number, (start, total, calls) in own.items() if calls}
+
+
+def _backward_times(step: _Step) -> dict[int, tuple[float, float]]:
+    """Module -> begin of its backward since backward began, and its time up to the next module's begin."""
+    found: dict[int, tuple[float, float]] = {}
+    for which, (begin, end) in enumerate(step.backwards):
+        begins = [(number, mark) for at, number, mark in step.backward_begins if at == which]
+        for here, (number, mark) in enumerate(begins):
+            until = begins[here + 1][1] if here + 1 < len(begins) else end
+            start_s, before = elapsed_s(begin, mark), found.get(number)
+            duration_s = max(0.0, elapsed_s(mark, until))
+            found[number] = (before[0], before[1] + duration_s) if before else (start_s, duration_s)
+    return found

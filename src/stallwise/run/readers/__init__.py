@@ -1,0 +1,40 @@
+"""Other people's step traces as `LayerTrace`: B-Caffe logs, PipeDream profiles, DreamDDP times, cluster-sim layers.
+
+`read_layers` finds out which it is. What a format does not hold is said in the trace's `times`, never made up silently.
+"""
+
+from pathlib import Path
+
+from stallwise.errors import InputError
+from stallwise.run.readers.bcaffe import looks_like_bcaffe, read_bcaffe
+from stallwise.run.readers.cluster_sim import looks_like_cluster_sim, read_cluster_sim
+from stallwise.run.readers.dreamddp import looks_like_dreamddp, read_dreamddp
+from stallwise.run.readers.numbers import text_of
+from stallwise.run.readers.pipedream import PipedreamProfile, looks_like_pipedream, read_pipedream
+from stallwise.workload.layers import LayerTrace
+
+__all__ = [
+    "PipedreamProfile",
+    "read_bcaffe",
+    "read_cluster_sim",
+    "read_dreamddp",
+    "read_layers",
+    "read_pipedream",
+]
+
+
+def read_layers(path: Path) -> LayerTrace:
+    """The layers in a file of any format known here."""
+    text = text_of(path)
+    if looks_like_bcaffe(text):
+        return read_bcaffe(path)
+    if looks_like_pipedream(text):
+        return read_pipedream(path).trace
+    if looks_like_dreamddp(path, text):
+        return read_dreamddp(path)
+    if looks_like_cluster_sim(text):
+        return read_cluster_sim(path)
+    raise InputError(
+        f"{path} is no layer trace known here; it should be a B-Caffe log, a PipeDream graph.txt, "
+        "a DreamDDP …bp.json or its CSV, or a cluster-sim layer CSV."
+    )

@@ -1,0 +1,72 @@
+"""The compute of one training step, layer by layer: what the iteration graph is built from.
+
+A layer here is anything with one backward time and one gradient message: a whole layer in published traces, a
+single tensor in our own records. A trace holds layers in forward order; backward visits them in reverse.
+"""
+
+import math
+from collections.abc import Iterable
+from dataclasses import dataclass
+from typing import Self
+
+from stallwise.errors import InputError
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Layer:
+    """One layer. `exchange_s` is the time its own all-reduce took where somebody measured it."""
+
+    name: str
+    forward_s: float
+    backward_s: float
+    gradient_bytes: int
+    exchange_s: float | None = None
+
+    def __post_init__(self) -> None:
+        for field in ("forward_s", "backward_s", "gradient_bytes", "exchange_s"):
+            value = getattr(self, field)
+            if value is not None and not (math.isfinite(value) and value >= 0):
+                raise InputError(f"Layer {self.name!r} has {field} = {value}; it must be a number of at least 0.")
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class LayerTrace:
+    """Layers in forward order, and what else one step does on one GPU."""
+
+    layers: tuple[Layer, ...]
+    source: str
+    """Where it comes from, for people: a file, a run."""
+    samples: int | None = None
+    """Samples in the step it was measured over."""
+    read_s: float = 0.0
+    """Time to get one batch from storage, decoded."""
+    copy_s: float = 0.0
+    """Host to device, of one batch."""
+    update_s: float = 0.0
+    """Optimizer."""
+    times: str = "measured"
+    """`measured`, or in words how the times of the layers came about."""
+
+    def __post_init__(self) -> None:
+        if not self.layers:
+            raise InputError(f"{self.source} holds no layers.")
+
+    @property
+    def forward_s(self) -> float:
+        """Whole forward pass."""
+        return math.fsum(layer.forward_s for layer in self.layers)
+
+    @property
+    def backward_s(self) -> float:
+        """Whole backward pass."""
+        return math.fsum(layer.backward_s for layer in self.layers)
+
+    @property
+    def gradient_bytes(self) -> int:
+        """Everything that is exchanged in a step."""
+        return sum(layer.gradient_bytes for layer in self.layers)
+
+    @classmethod
+    def of(cls, layers: Iterable[Layer], *, source: str) -> Self:
+        """A trace of nothing but layers."""
+        return cls(layers=tuple(layers), source=source)
