@@ -4,7 +4,16 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from stallwise.model.datapath import LoaderWork, fetch_part, speed, step_with_workers
+from stallwise.model.datapath import (
+    LoaderWork,
+    enough_cores,
+    fetch_part,
+    fetch_stall,
+    prep_stall,
+    speed,
+    staging_bytes,
+    step_with_workers,
+)
 
 seconds = st.floats(min_value=0, max_value=10)
 positive = st.floats(min_value=1e-4, max_value=10)
@@ -48,3 +57,30 @@ def test_who_is_to_blame(prepare_s: float, blocked_s: float, n: int, consume_s: 
 def test_the_slowest_stage_decides_and_the_unknown_does_not() -> None:
     assert speed(300.0, 200.0, 250.0) == 200.0
     assert speed(None, None, 250.0) == 250.0
+
+
+rate = st.floats(min_value=1, max_value=1e6)
+
+
+@given(rate, rate, rate)
+def test_stalls_are_what_is_missing_to_the_next_rate(fetch: float, prepare: float, ingest: float) -> None:
+    """Without the prep stall and then without the fetch stall, an epoch takes what the GPU needs."""
+    left = (1 - prep_stall(prepare, ingest)) * (1 - fetch_stall(fetch, prepare, ingest)) * ingest
+    assert left == pytest.approx(speed(fetch, prepare, ingest))
+
+
+def test_a_stage_that_keeps_up_stalls_nothing() -> None:
+    assert prep_stall(300.0, 200.0) == 0
+    assert fetch_stall(250.0, 300.0, 200.0) == 0
+    assert prep_stall(100.0, 200.0) == 0.5
+    assert fetch_stall(50.0, 100.0, 200.0) == 0.5
+
+
+def test_enough_cores_is_where_the_curve_levels_off() -> None:
+    rates = {1: 0.4, 2: 0.74, 3: 1.0, 4: 1.14, 6: 1.15, 24: 1.15}
+    assert enough_cores(rates) == 4
+    assert enough_cores(rates, share=1.0) == 6
+
+
+def test_staging_grows_with_jobs() -> None:
+    assert staging_bytes(100.0, jobs=8) == 1600

@@ -5,6 +5,7 @@ Stalls in DNN Training*, VLDB 2021). Loader workers prepare batches side by side
 them deliver one every (prepare + blocked) / w seconds.
 """
 
+from collections.abc import Mapping
 from dataclasses import dataclass
 
 
@@ -58,3 +59,24 @@ def step_with_workers(work: LoaderWork, consume_s: float, workers: int, free_cor
 def speed(fetch: float | None, prepare: float | None, ingest: float) -> float:
     """min(F, P, G) in samples/s; a rate that is unknown does not bind."""
     return min(rate for rate in (fetch, prepare, ingest) if rate is not None)
+
+
+def prep_stall(prepare: float, ingest: float) -> float:
+    """The part of an epoch lost to preparation when nothing has to be fetched: 1 - min(P, G)/G."""
+    return 1 - min(prepare, ingest) / ingest
+
+
+def fetch_stall(fetch: float, prepare: float, ingest: float) -> float:
+    """The part of an epoch lost to storage beyond that: 1 - F/min(P, G) where F is the smaller."""
+    return max(0.0, 1 - fetch / min(prepare, ingest))
+
+
+def enough_cores(rates: Mapping[int, float], share: float = 0.98) -> int:
+    """The fewest cores that reach `share` of the best rate measured: the knee of a curve that levels off."""
+    best = max(rates.values())
+    return min(cores for cores, rate in rates.items() if rate >= share * best)
+
+
+def staging_bytes(batch_bytes: float, jobs: int, batches_per_job: int = 2) -> float:
+    """Memory for batches prepared once for several jobs: each job makes one while another of its is being used up."""
+    return jobs * batches_per_job * batch_bytes

@@ -8,6 +8,7 @@ import threading
 from collections.abc import Iterable
 
 from torch.nn import Module
+from torch.nn.parallel import DistributedDataParallel
 from torch.optim import Optimizer
 
 from stallwise.record.clock import Clock
@@ -107,11 +108,17 @@ class Anatomy:
             backward_s=passes.backward_s,
             update_s=passes.update_s,
             bucket_bytes=_bucket_bytes(self._roots),
+            bucket_cap_bytes=_bucket_cap_bytes(self._roots),
+            sharded=any("FSDP" in type(module).__name__ for module in _modules(self._roots)),
         )
 
 
 def _modules(roots: list[Module]) -> list[Module]:
     return list({id(module): module for root in roots for module in root.modules()}.values())
+
+
+def _bucket_cap_bytes(roots: list[Module]) -> int | None:
+    return next((int(root.bucket_bytes_cap) for root in roots if isinstance(root, DistributedDataParallel)), None)
 
 
 def _bucket_bytes(roots: list[Module]) -> tuple[int, ...]:

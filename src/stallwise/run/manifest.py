@@ -87,7 +87,8 @@ class ModelRecord(msgspec.Struct, frozen=True, kw_only=True):
     """The trained model's features (see `workload.ModelFeatures`) and the passes of one step of the *layers* phase.
 
     `precision` is what multiplies (fp32, tf32, bf16, fp16, …); FLOPs are of one rank's step, forward and backward.
-    Where `compiled`, or where the passes could not be told apart, times are null.
+    Where `compiled`, or where the passes could not be told apart, times are null. `bucket_bytes` are DDP's buckets as
+    torch built them, `bucket_cap_bytes` their limit; `sharded` means FSDP2.
     """
 
     parameters: int
@@ -106,6 +107,8 @@ class ModelRecord(msgspec.Struct, frozen=True, kw_only=True):
     backward_s: float | None = None
     update_s: float | None = None
     bucket_bytes: tuple[int, ...] = ()
+    bucket_cap_bytes: int | None = None
+    sharded: bool = False
 
 
 class Manifest(msgspec.Struct, frozen=True, kw_only=True):
