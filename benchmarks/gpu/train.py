@@ -78,12 +78,25 @@ def network(name: str) -> nn.Module:
     return getattr(torchvision.models, name)(weights=None)
 
 
+def slow_down(model: nn.Module, layer: str, cycles: int) -> None:
+    """Let one layer keep the GPU busy for so many cycles more on its way forward."""
+    module = model.get_submodule(layer)
+    compute = module.forward
+
+    def forward(*args: object, **kwargs: object) -> object:
+        torch.cuda._sleep(cycles)
+        return compute(*args, **kwargs)
+
+    module.forward = forward
+
+
 def main() -> None:
     """Train for a number of seconds, then print the speed."""
     parser = argparse.ArgumentParser()
     parser.add_argument("--model", choices=BATCH, default="resnet50")
     parser.add_argument("--workers", type=int, default=2)
     parser.add_argument("--seconds", type=float, default=1e9)
+    parser.add_argument("--slow-layer", default="")
     parser.add_argument("--data", type=Path, default=Path("build/photographs"))
     options = parser.parse_args()
     language = options.model == "gpt2"
@@ -94,6 +107,8 @@ def main() -> None:
     model = network(options.model).to(device)
     if not language:
         model = model.to(memory_format=torch.channels_last)
+    if options.slow_layer:
+        slow_down(model, options.slow_layer, 40_000_000)
     optimizer = torch.optim.SGD(model.parameters(), lr=1e-3, momentum=0.9)
     loss_of = nn.CrossEntropyLoss()
     began, steps = 0.0, 0

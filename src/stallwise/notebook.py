@@ -10,8 +10,10 @@ if TYPE_CHECKING:
 
 def open_profile(run: str | os.PathLike[str]) -> "ShownProfile":
     """Where the time of a run goes: its split, rates and verdict, typed; drawn as a page in notebooks."""
+    from stallwise.record.detail import detail_of
     from stallwise.record.profile import profile_of
     from stallwise.report.html import show
     from stallwise.run.reader import Run
 
-    return show(profile_of(Run.open(Path(run))))
+    opened = Run.open(Path(run))
+    return show(profile_of(opened), detail_of(opened))

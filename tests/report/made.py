@@ -5,13 +5,30 @@ from dataclasses import replace
 from pathlib import Path
 
 from stallwise.model.stalls import Share
-from stallwise.record.profile import Happening, Profile, Rate, Rates
+from stallwise.record.profile import Happening, LayerTime, Profile, Rate, Rates
 from stallwise.record.split import Skew, Split
 from stallwise.record.verdict import Verdict
-from stallwise.run.manifest import NodeRecord, WorldRecord
+from stallwise.run.manifest import ModelRecord, NodeRecord, WorldRecord
 
 CPU_NODE = NodeRecord(node=0, cpu_model="AMD EPYC", cores=2, memory_bytes=25 * 2**30)
 NO_RATES = Rates(G=None, P=None, P_per_core=None, F=None, C=None)
+
+MODEL = ModelRecord(
+    parameters=124_439_808,
+    trained_parameters=124_439_808,
+    gradient_tensors=148,
+    gradient_bytes=497_759_232,
+    layers=99,
+    precision="bf16",
+    flops_per_step=2.4e13,
+    activation_bytes=30 * 2**30,
+    micro_batches=1,
+    step_s=0.19,
+    forward_s=0.06,
+    backward_s=0.12,
+    update_s=0.01,
+    bucket_bytes=(25 * 2**20,) * 19,
+)
 
 PLAIN = Profile(
     run=Path("runs/plain"),
@@ -117,6 +134,12 @@ FULL = replace(
     skew=Skew(rank=11, s=0.004),
     cold_step_s=0.500,
     mfu=0.41,
+    model=MODEL,
+    layers=(
+        LayerTime(name="lm_head", kind="Linear", forward_s=0.012, backward_s=0.024),
+        *(LayerTime(name=f"h.{n}.mlp", kind="MLP", forward_s=0.002, backward_s=0.0041) for n in range(23)),
+        LayerTime(name="wpe", kind="Embedding", forward_s=0.0001, backward_s=None),
+    ),
     peak_memory_bytes=70 * 2**30,
     happenings=(*DDP.happenings, Happening(kind="validation", count=1, mean_s=12.5)),
 )
@@ -141,6 +164,7 @@ HOSTILE = replace(
     run_id='"><b>',
     partial_reason="[bold]<i>&",
     notes=("<img src=x> [red]note[/red]",),
+    layers=(LayerTime(name="<u>layer", kind="[bold]<u>", forward_s=0.0, backward_s=None),),
     verdict=replace(FULL.verdict, next_step="</style><p>[link]", binds="[x]"),
     nodes=(NodeRecord(node=0, cpu_model="<cpu>", gpus=("<gpu>",)),),
 )

@@ -79,6 +79,8 @@ def test_two_nodes_with_everything() -> None:
     assert "5,120 samples/s · 1,310,000 tokens/s" in text
     assert all("█" in row(text, name) for name in ("compute", "copy", "interconnect", "network", "prep", "fetch"))
     assert "MFU 41 %" in text
+    assert "lm_head (Linear): 36 ms forward and backward, 20 % of 25 layers" in row(text, "slowest layer")
+    assert "slowest layer" not in printed(draw(DDP))
     assert "90,000  interval unknown" in row(text, "C ")
     assert "absent" not in text
     assert "includes" not in text

@@ -4,7 +4,7 @@ import math
 
 import pytest
 
-from stallwise.report.text import show_bounds, show_number, show_percent
+from stallwise.report.text import show_bounds, show_count, show_flops, show_number, show_percent
 
 
 @pytest.mark.parametrize(
@@ -36,3 +36,15 @@ def test_numbers(value: float, shown: str) -> None:
 )
 def test_percent(fraction: float, shown: str) -> None:
     assert show_percent(fraction) == shown
+
+
+@pytest.mark.parametrize(
+    ("value", "shown"), [(5, "5"), (12_345, "12,345"), (124_439_808, "124 million"), (7_615_616_512, "7.62 billion")]
+)
+def test_counts(value: int, shown: str) -> None:
+    assert show_count(value) == shown
+
+
+@pytest.mark.parametrize(("value", "shown"), [(32.0, "32 FLOP"), (3.5e11, "350 GFLOP"), (2.4e13, "24 TFLOP")])
+def test_operations(value: float, shown: str) -> None:
+    assert show_flops(value) == shown

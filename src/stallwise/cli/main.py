@@ -9,7 +9,7 @@ from typing import Annotated
 import typer
 
 import stallwise
-from stallwise.cli import catalog, compare, doctor, profile, report, show
+from stallwise.cli import catalog, compare, doctor, probe, profile, report, show, trace
 from stallwise.cli import run as run_commands
 from stallwise.cli.output import Exit
 from stallwise.errors import StallwiseError
@@ -39,11 +39,13 @@ def main(
 
 app.command("profile", context_settings=profile.CONTEXT)(profile.profile)
 app.command("report")(report.report)
+app.command("probe")(probe.probe)
 app.command("show")(show.show)
 app.command("compare")(compare.compare)
 app.command("doctor")(doctor.doctor)
 app.add_typer(catalog.app, name="catalog")
 app.add_typer(run_commands.app, name="run")
+app.add_typer(trace.app, name="trace")
 
 
 def run() -> None:

@@ -31,13 +31,15 @@ def report(
     as_json: Json = False,
 ) -> None:
     """Show a profile again: the card here, and a self-contained page for the browser."""
+    from stallwise.record.detail import detail_of
     from stallwise.record.profile import profile_of
     from stallwise.report.html import write_page
     from stallwise.run.reader import Run
 
-    found = profile_of(Run.open(run))
+    opened = Run.open(run)
+    found = profile_of(opened)
     show_profile(found, view, as_json=as_json)
-    page = write_page(found, html or run / "report.html")
+    page = write_page(found, html or run / "report.html", detail_of(opened))
     typer.echo(f"\nThe page is {page}", err=True)
 
 

@@ -6,7 +6,7 @@ from dataclasses import dataclass
 from pathlib import PurePath
 
 from stallwise.model.stalls import Share
-from stallwise.record.profile import Happening, Profile, Rate
+from stallwise.record.profile import Happening, LayerTime, Profile, Rate
 from stallwise.report.text import show_bounds, show_memory, show_number, show_percent, show_seconds
 from stallwise.run.manifest import NodeRecord
 
@@ -43,6 +43,14 @@ def parts_of(profile: Profile) -> tuple[Part, ...]:
         parts.append(Part(name, start_s, share, _words(profile, name, share)))
         start_s += share.s if share is not None else 0.0
     return tuple(parts)
+
+
+def end_s(part: Part) -> float:
+    """Where the part ends at most: the upper end of its interval."""
+    share = part.share
+    if share is None:
+        return part.start_s
+    return part.start_s + (share.high_s if math.isfinite(share.high_s) else share.s)
 
 
 def lumped(profile: Profile) -> bool:
@@ -146,8 +154,21 @@ def facts(profile: Profile) -> Iterator[tuple[str, str]]:
     memory = profile.peak_memory_bytes
     peak = "unknown" if memory is None else f"{show_memory(memory)} on the fullest rank"
     yield "peak memory", f"{peak} · MFU {'unknown' if profile.mfu is None else show_percent(profile.mfu)}"
+    if profile.layers:
+        yield "slowest layer", _slowest_layer(profile.layers)
     if profile.happenings:
         yield "beside steps", ", ".join(_happening(happening) for happening in profile.happenings)
+
+
+def layer_s(layer: LayerTime) -> float:
+    """Forward and backward, as far as known."""
+    return layer.forward_s + (layer.backward_s or 0.0)
+
+
+def _slowest_layer(layers: tuple[LayerTime, ...]) -> str:
+    first, all_s = layers[0], sum(layer_s(layer) for layer in layers)
+    share = f", {show_percent(layer_s(first) / all_s)} of {_plural(len(layers), 'layer')}" if all_s > 0 else ""
+    return f"{first.name} ({first.kind}): {show_seconds(layer_s(first))} forward and backward{share}"
 
 
 def happening_name(happening: Happening) -> str:

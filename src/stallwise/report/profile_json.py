@@ -12,8 +12,7 @@ from stallwise.record.profile import Profile
 
 def document(profile: Profile) -> dict[str, Any]:
     """The profile as plain values: None for what is unknown, absent or without bound."""
-    found: dict[str, Any] = plain(profile)
-    return found
+    return {field.name: plain(getattr(profile, field.name)) for field in fields(Profile)}
 
 
 def plain(value: Any) -> Any:

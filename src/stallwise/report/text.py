@@ -48,6 +48,20 @@ def show_bytes(value_bytes: float) -> str:
     return _scaled(value_bytes, (("PB", 1e15), ("TB", 1e12), ("GB", 1e9), ("MB", 1e6), ("kB", 1e3)), "B")
 
 
+def show_flops(value_flop: float) -> str:
+    """Operations, decimal, three digits: 350 GFLOP, 24 TFLOP, 32 FLOP."""
+    units = (("PFLOP", 1e15), ("TFLOP", 1e12), ("GFLOP", 1e9), ("MFLOP", 1e6))
+    return _scaled(value_flop, units, "FLOP")
+
+
+def show_count(value: int) -> str:
+    """How many of something, three digits where there are very many: 12,345, 124 million, 7.62 billion."""
+    for scale, word in ((10**9, "billion"), (10**6, "million")):
+        if value >= scale:
+            return f"{_three_digits(value / scale)} {word}"
+    return f"{value:,}"
+
+
 def show_memory(value_bytes: float) -> str:
     """Binary units, as memory is sold: 61 GiB, 1.5 TiB."""
     return _scaled(value_bytes, (("TiB", 2.0**40), ("GiB", 2.0**30), ("MiB", 2.0**20)), "B")
