@@ -1,8 +1,8 @@
 """Layers, gradients, MFU and the cost of being profiled, on a GPU: python -m benchmarks.gpu.anatomy [model …]
 
-Bars (written before the measurement): the last gradient is ready within 3 % of the end of backward; forward, backward and
-update fill the step of the layers phase to within 10 %; a layer slowed down on the stream is named as the slowest; light
-mode costs at most 1 % (median of interleaved pairs). The cost of the full profile is printed.
+Bars (written before the measurement): the last gradient is ready within 3 % of the end of backward; forward, backward
+and update fill the step of the layers phase to within 10 %; a layer slowed down on the stream is named as the slowest;
+light mode costs at most 1 % (median of interleaved pairs). The cost of the full profile is printed.
 """
 
 import json
@@ -22,7 +22,7 @@ SLOW = {
     "gpt2": "transformer.h.7.mlp.c_fc",
 }
 WORKERS = "12"
-PAIRS = 4
+PAIRS = 3
 SECONDS = "6"
 
 
@@ -36,7 +36,7 @@ def speed(model: str, *before: str) -> float:
 
 def profiled(model: str, folder: Path, *options: str) -> dict[str, object]:
     """The profile of the job as JSON."""
-    command = ["profile", "--json", "--no-cold", "--max-time", "12", "-o", str(folder), JOB, "--model", model]
+    command = ["profile", "--json", "--no-cold", "--max-time", "8", "-o", str(folder), JOB, "--model", model]
     done = subprocess.run(
         [sys.executable, "-m", "stallwise", *command, "--workers", WORKERS, *options],
         capture_output=True,
@@ -63,8 +63,8 @@ def anatomy(model: str, folder: Path) -> float:
     )
     print(
         f"  forward {record.forward_s:.5f} s, backward {record.backward_s:.5f} s, update {record.update_s:.5f} s: "
-        f"{passes / (record.step_s or 1):.1%} of the layers-phase step of {record.step_s:.5f} s; last gradient ready at "
-        f"{ready / record.backward_s:.1%} of backward; as-is step {found['step_s']:.5f} s"
+        f"{passes / (record.step_s or 1):.1%} of the layers-phase step of {record.step_s:.5f} s; last gradient ready "
+        f"at {ready / record.backward_s:.1%} of backward; as-is step {found['step_s']:.5f} s"
     )
     print("  split:", {k: v and round(v["s"] * 1e3, 3) for k, v in found["split"].items()})  # type: ignore[attr-defined]
     slowed = profiled(model, folder / "slow", "--slow-layer", SLOW[model])

@@ -9,7 +9,7 @@ from typing import Annotated
 import typer
 
 import stallwise
-from stallwise.cli import catalog, compare, doctor, probe, profile, report, show, trace
+from stallwise.cli import catalog, compare, doctor, probe, profile, report, show, trace, whatif
 from stallwise.cli import run as run_commands
 from stallwise.cli.output import Exit
 from stallwise.errors import StallwiseError
@@ -42,6 +42,7 @@ app.command("report")(report.report)
 app.command("probe")(probe.probe)
 app.command("show")(show.show)
 app.command("compare")(compare.compare)
+app.command("whatif")(whatif.whatif)
 app.command("doctor")(doctor.doctor)
 app.add_typer(catalog.app, name="catalog")
 app.add_typer(run_commands.app, name="run")

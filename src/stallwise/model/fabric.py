@@ -5,7 +5,9 @@ numbers of ranks the wire behind it (α, β) is taken through the formulas of `c
 inside link counts; across nodes one ring runs through all of them and waits for its slowest hop.
 """
 
-from dataclasses import dataclass
+from collections.abc import Callable
+from dataclasses import dataclass, replace
+from typing import Literal, Self
 
 from stallwise.errors import InputError
 from stallwise.model.collectives import (
@@ -23,6 +25,37 @@ GLOO: tuple[Algorithm, ...] = ("ring",)
 NCCL: tuple[Algorithm, ...] = ("ring", "double tree")
 """NCCL takes whichever of its algorithms is quicker for a size."""
 
+INSIDE_LATENCY_S = 7e-6
+BETWEEN_LATENCY_S = 30e-6
+"""Start-up times where only a rate is known: those behind the a published for V100 nodes (HKBU-HPML/MG-WFBP), 42 µs on
+4 GPUs of a node and 0.91 ms on 16 over 10 Gb/s Ethernet; a ring starts 2 (N-1) times."""
+
+_SLOW_BYTES_PER_S = 10e9 / 8
+_SLOW_FACTORS = (1 / 1.12, 1.12)
+_FAST_FACTORS = (1 / 1.12, 5.5)
+LISTED_SOURCE = (
+    "one fused all-reduce on 8 GPUs took 1.02 to 1.11 times what 10 Gb/s would take, and on 100 Gb/s 2.0 to 2.8 "
+    "(RDMA) or 4.7 to 5.4 times (TCP) (HKBU-HPML/ddl-benchmarks)"
+)
+
+
+def listed_factors(bytes_per_s: float) -> tuple[float, float]:
+    """How far an exchange may be off that is worked out from a listed rate; see `LISTED_SOURCE`.
+
+    Up to 10 Gb/s the listed rate is nearly reached. Above, hosts, protocols and the links inside nodes keep it from
+    being so, and a list does not tell how much: the whole range that was seen is the interval.
+    """
+    return _SLOW_FACTORS if bytes_per_s <= _SLOW_BYTES_PER_S else _FAST_FACTORS
+
+
+def algorithms_of(backend: str | None) -> tuple[Algorithm, ...]:
+    """What a back end of torch.distributed chooses from; NCCL's where it is not known."""
+    return GLOO if backend == "gloo" else NCCL
+
+
+Origin = Literal["measured", "fitted", "listed", "given"]
+"""By a probe; from the exchange of a run; in the catalog; by the user."""
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class KnownLink:
@@ -30,9 +63,29 @@ class KnownLink:
 
     cost: Segments
     ranks: int
-    source: str
+    origin: Origin
+    source: str = ""
+    """More about the origin, for people."""
     low: float = 1.0
     high: float = 1.0
+
+    @property
+    def bytes_per_s(self) -> float | None:
+        """What it carries in one direction, of large messages; None where they take no time."""
+        s_per_byte = self.wires()[1].s_per_byte
+        return 1 / s_per_byte if s_per_byte else None
+
+    @property
+    def latency_s(self) -> float:
+        """Start-up time of a small message between two ranks."""
+        return self.wires()[0].latency_s
+
+    def slower(self, factor: float) -> Self:
+        """The same with every message taking so many times as long."""
+        small, large = (
+            AlphaBeta(line.latency_s * factor, line.s_per_byte * factor) for line in (self.cost.small, self.cost.large)
+        )
+        return replace(self, cost=Segments(small, large, self.cost.break_bytes))
 
     def wires(self) -> tuple[Wire, Wire]:
         """The link seen by small and by large messages."""
@@ -43,12 +96,14 @@ class KnownLink:
         return None if self.cost.break_bytes is None else self.cost.break_bytes / self.ranks
 
 
-def listed_link(bytes_per_s: float, latency_s: float, source: str, *, low: float = 1.0, high: float = 1.0) -> KnownLink:
+def link_of_rate(
+    bytes_per_s: float, latency_s: float, origin: Origin, source: str = "", *, low: float = 1.0, high: float = 1.0
+) -> KnownLink:
     """A link known by its rate in one direction and its latency only."""
     if not bytes_per_s > 0:
         raise InputError(f"A link of {bytes_per_s} bytes/s moves nothing; give a rate above 0.")
     line = all_reduce("ring", Wire(latency_s=latency_s, s_per_byte=1 / bytes_per_s), 2)
-    return KnownLink(cost=Segments(line, line), ranks=2, source=source, low=low, high=high)
+    return KnownLink(cost=Segments(line, line), ranks=2, origin=origin, source=source, low=low, high=high)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -86,11 +141,14 @@ class Fabric:
         links = (self.inside if inside else None, self.between if between else None)
         return tuple(link for link in links if link is not None)
 
-    def factors(self, gpus: int) -> tuple[float, float]:
-        """How far prices among `gpus` may be off."""
-        used = self.used(gpus)
-        low = min((link.low for link in used), default=1.0)
-        return min(1.0, low), max(1.0, max((link.high for link in used), default=1.0))
+    def bounds(self, gpus: int) -> tuple[Prices, Prices]:
+        """Prices with every link at its lower and at its upper bound."""
+        self.used(gpus)
+        return self._at(lambda link: link.low).prices(gpus), self._at(lambda link: link.high).prices(gpus)
+
+    def _at(self, factor: Callable[[KnownLink], float]) -> Self:
+        inside, between = (None if link is None else link.slower(factor(link)) for link in (self.inside, self.between))
+        return replace(self, inside=inside, between=between)
 
     def _cost(self, used: tuple[KnownLink, ...], algorithm: Algorithm, gpus: int) -> Segments:
         small = _slowest([link.wires()[0] for link in used])

@@ -33,12 +33,13 @@ class Anatomy:
         self._count: OneStep | None = None
         self._counting = False
 
-    def begin(self) -> None:
-        """The phase's first step begins."""
+    def begin(self, steps: int) -> None:
+        """The phase of so many steps begins."""
         if self._compiled or not self._roots:
             return
         self._watch = LayerWatch(self._roots, self._clock)
         self._watch.install()
+        self._clock.prepare(self._watch.marks_per_step * steps)
         # A dispatch mode belongs to one thread; batches may be asked for in another than the one that trains.
         if threading.current_thread() is threading.main_thread():
             self._count = OneStep(self._parameters, self._clock)

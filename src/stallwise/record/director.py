@@ -4,6 +4,7 @@ import itertools
 import math
 import statistics
 import time
+from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
 
@@ -18,7 +19,7 @@ _END = plan.Round(phases=(), block_steps=0, settle_steps=0, queue_steps=0)
 _COLD_ROUNDS = 4
 _SETTLE_STEPS = 2
 # Layer times are medians over steps; hundreds of marks a step are kept until the phase ends.
-_LAYER_STEPS = (5, 20)
+_LAYER_STEPS = (8, 24)
 _TRACE_STEPS = 3
 
 
@@ -54,7 +55,7 @@ class Director:
         self.rounds = 0
         self.phases: tuple[str, ...] = (plan.AS_IS,)
         self.notes: list[str] = []
-        self.reads_files = False
+        self.reads_files: Callable[[], bool] = lambda: False
         self.ended_because = ""
         self.means: dict[str, dict[int, float]] = {}  # phase -> block -> mean step
         self._open: dict[str, list[float]] = {}
@@ -157,7 +158,7 @@ class Director:
             self.ended_because = why
         if plan.TRACE not in self._once:
             return self._single(plan.TRACE)
-        if self.settings.cold and self.reads_files and self._cold_rounds < _COLD_ROUNDS:
+        if self.settings.cold and self._cold_rounds < _COLD_ROUNDS and self.reads_files():
             self._cold_rounds += 1
             return self._round((plan.COLD,))
         return _END

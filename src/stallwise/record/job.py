@@ -1,11 +1,14 @@
-"""From a run to the job that a model takes: the trace of one GPU's step, its loader's work, its bounds."""
+"""From a run, or from another tool's layer file, to the job that a model takes: trace, loader's work, bounds."""
 
 from dataclasses import replace
+from pathlib import PurePath
 from typing import TYPE_CHECKING
 
 from stallwise.errors import InputError
+from stallwise.model.datapath import LoaderWork
 from stallwise.model.merge import DDP_BUCKET_BYTES, DDP_FIRST_BYTES
 from stallwise.model.overlap import Overlap
+from stallwise.model.stalls import Share
 from stallwise.model.step import Factors
 from stallwise.model.whatif import Job
 from stallwise.record.profile import Profile, profile_of
@@ -38,19 +41,59 @@ def job_of(run: Run) -> Job:
     per_node = max(1, world.world_size // world.nnodes)
     samples = profile.samples_per_s * profile.step_s / world.world_size if profile.samples_per_s else None
     return Job(
+        name=PurePath(profile.script).name or profile.script,
         trace=_trace(run, profile, model, passes),
-        overlap=_overlap(run.manifest, model, passes),
+        overlap=_overlap(model, passes),
         gpus=world.world_size,
         gpus_per_node=per_node,
-        step_s=profile.step_s,
+        step=Share(profile.step_s, profile.step_low_s, profile.step_high_s),
         samples=samples,
         compute_factors=_factors(profile.split.compute.low_s, profile.split.compute.s, profile.split.compute.high_s),
+        inside=profile.split.interconnect,
+        between=profile.split.network,
+        backend=world.backend or ("nccl" if any(node.gpus for node in run.manifest.nodes) else "gloo"),
+        element_bytes=_element_bytes(gradients),
         work=found.data.work if found.data else None,
         cold_blocked_s=found.cold.work.blocked_s if found.cold else None,
         data_factors=_data_factors(profile, found.data),
         cores_per_node=min((node.cores for node in run.manifest.nodes if node.cores), default=None),
         assumptions=_assumptions(run.manifest, model),
     )
+
+
+def job_of_layers(trace: LayerTrace) -> Job:
+    """The job in a layer file: one GPU's trace without intervals; with its exchange times where sizes are not known."""
+    closed = any(layer.exchange_s and not layer.gradient_bytes for layer in trace.layers)
+    work = LoaderWork(prepare_s=trace.read_s, blocked_s=0.0, workers=1) if trace.read_s else None
+    return Job(
+        name=PurePath(trace.source).name,
+        trace=replace(trace, read_s=0.0),
+        overlap=Overlap(scheme="wfbp" if closed else "ddp"),
+        gpus=None if closed else 1,
+        samples=trace.samples,
+        work=work,
+        assumptions=_layer_assumptions(trace, closed=closed),
+    )
+
+
+def _layer_assumptions(trace: LayerTrace, *, closed: bool) -> tuple[str, ...]:
+    said = ["The file gives no interval for compute; intervals are those of the links alone."]
+    if trace.times != "measured":
+        said.append(f"Times in the file: {trace.times}.")
+    if closed:
+        said.append(
+            "Exchange times are those in the file, of one message per layer, on as many GPUs as it was made with."
+        )
+    else:
+        said.append("The file holds one GPU's step; on several, DDP with torch's buckets is assumed.")
+    if trace.read_s:
+        said.append("The time to get a batch is taken as the work of one loader worker beside the training loop.")
+    return tuple(said)
+
+
+def _element_bytes(gradients: "polars.DataFrame") -> float | None:
+    elements = int(gradients.get_column("elements").sum())
+    return int(gradients.get_column("bytes").sum()) / elements if elements else None
 
 
 def _trace(run: Run, profile: Profile, model: ModelRecord, passes: int) -> LayerTrace:
@@ -129,7 +172,7 @@ def _assumed_layers(run: Run, compute_s: float) -> list[Layer]:
     ]
 
 
-def _overlap(manifest: Manifest, model: ModelRecord, passes: int) -> Overlap:
+def _overlap(model: ModelRecord, passes: int) -> Overlap:
     if model.sharded:
         return Overlap(scheme="zero3", accumulate=passes)
     cap = model.bucket_cap_bytes or DDP_BUCKET_BYTES
@@ -141,7 +184,7 @@ def _overlap(manifest: Manifest, model: ModelRecord, passes: int) -> Overlap:
 def _assumptions(manifest: Manifest, model: ModelRecord) -> tuple[str, ...]:
     said = []
     if manifest.world.world_size == 1:
-        said.append("The run had one process; on several, DDP with torch's buckets is assumed.")
+        said.append("The run had one process; on several, DDP with torch's default buckets is assumed.")
     if model.compiled:
         said.append("The model is compiled: gradients are taken to become ready evenly over backward, by size.")
     if model.sharded:

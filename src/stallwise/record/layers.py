@@ -3,7 +3,9 @@
 For the few steps of the *layers* phase (batches on the device, no exchange) hooks take a mark where a module's
 forward begins and ends, where its backward begins (the gradient of its output exists), and where a parameter's
 gradient is complete (post-accumulate hook). Marks are CUDA events on the stream, or the clock on a processor;
-nothing is synchronised until the phase is over. All hooks leave with the phase: every other step is the user's own.
+nothing is synchronised until the phase is over. Hundreds of marks make a step of many small layers longer, so steps
+alternate: one marks gradients and passes only, the next the layers; each figure comes from the lighter kind that has
+it. All hooks leave with the phase: every other step is the user's own.
 
 Activation checkpointing runs forward hooks again during backward; those calls are recognised and left out.
 Under `torch.compile` hooks either force a recompilation or fire all at the end, so none is installed: sizes and
@@ -44,6 +46,7 @@ class _Step:
     backward_begins: list[tuple[int, int, Mark]] = field(default_factory=list)  # which backward, module, when
     gradients: dict[int, tuple[int, Mark]] = field(default_factory=dict)  # parameter -> which backward, when
     updates: list[tuple[Mark, Mark]] = field(default_factory=list)
+    of_layers: bool = True
 
     def marks(self) -> Iterable[Mark]:
         """Every mark taken, for giving their events back."""
@@ -74,7 +77,8 @@ class LayerWatch:
 
     def __init__(self, roots: Sequence[Module], clock: Clock) -> None:
         self.clock = clock
-        self.steps: list[_Step] = []
+        self.steps: list[_Step] = []  # with marks at every layer
+        self.light_steps: list[_Step] = []  # with marks at gradients and passes only
         self.recomputed = False
         self.modules, self.names = _watched(roots)
         self.parameters = named_parameters(roots)
@@ -98,6 +102,11 @@ class LayerWatch:
         self._backward = torch.autograd.backward
         torch.autograd.backward = self._timed_backward
 
+    @property
+    def marks_per_step(self) -> int:
+        """About how many marks a step takes: half of them have all, half gradients only."""
+        return len(self.parameters) + 2 * len(self.modules)
+
     def remove(self) -> None:
         """Take every hook away."""
         for handle in self._handles:
@@ -108,17 +117,18 @@ class LayerWatch:
 
     def next_step(self, *, kept: bool) -> None:
         """A step ended: keep its marks or give them back."""
-        ended, self._step, self._stack = self._step, _Step(), []
+        ended, self._step, self._stack = self._step, _Step(of_layers=not self._step.of_layers), []
         if kept and ended.backwards and ended.calls:
-            self.steps.append(ended)
+            (self.steps if ended.of_layers else self.light_steps).append(ended)
         else:
             self._give_back(ended)
 
     def release(self) -> None:
         """Nobody asks for these steps again."""
-        for step in self.steps:
+        for step in (*self.steps, *self.light_steps):
             self._give_back(step)
         self.steps.clear()
+        self.light_steps.clear()
 
     def _give_back(self, step: _Step) -> None:
         for mark in step.marks():
@@ -131,15 +141,22 @@ class LayerWatch:
             if self._in_backward:
                 self.recomputed = True
                 return
+            if not self._step.of_layers and self._step.calls and not self._begins_pass():
+                return
             call = _Call(number, self.clock.mark(), self._stack[-1] if self._stack else None)
             self._stack.append(call)
             self._step.calls.append(call)
 
         return hook
 
+    def _begins_pass(self) -> bool:
+        """Whether a backward has ended since the last marked call: the forward of another micro-batch begins."""
+        backwards = self._step.backwards
+        return bool(backwards) and self._step.calls[-1].begin.wall_s < backwards[-1][1].wall_s
+
     def _forward_ends(self, number: int) -> Callable[..., None]:
         def hook(_module: Module, _inputs: Any, output: Any) -> None:
-            if self._in_backward:
+            if self._in_backward or not self._step.of_layers:
                 return
             while self._stack and self._stack[-1].module != number:
                 self._stack.pop()  # a call that raised and was caught
@@ -189,13 +206,14 @@ class LayerWatch:
 
     def passes(self) -> Passes:
         """Forward (up to the begin of backward: the loss is in it), backward and update of a step."""
-        if not self.steps:
+        steps = self.light_steps or self.steps
+        if not steps:
             return Passes(None, None, None, None, self.recomputed)
         return Passes(
-            forward_s=statistics.median(_total_s(_forward_passes(step)) for step in self.steps),
-            backward_s=statistics.median(_total_s(step.backwards) for step in self.steps),
-            update_s=statistics.median(_total_s(step.updates) for step in self.steps),
-            micro_batches=round(statistics.median(len(step.backwards) for step in self.steps)),
+            forward_s=statistics.median(_total_s(_forward_passes(step)) for step in steps),
+            backward_s=statistics.median(_total_s(step.backwards) for step in steps),
+            update_s=statistics.median(_total_s(step.updates) for step in steps),
+            micro_batches=round(statistics.median(len(step.backwards) for step in steps)),
             checkpointed=self.recomputed,
         )
 
@@ -232,7 +250,7 @@ class LayerWatch:
     def gradient_rows(self, rank: int) -> list[GradientRow]:
         """A row per gradient, in ready order; those that never came in (unused parameters) are left out."""
         ready: dict[int, list[float]] = defaultdict(list)
-        for step in self.steps:
+        for step in self.light_steps or self.steps:
             for number, (which, mark) in step.gradients.items():
                 if which < len(step.backwards):
                     ready[number].append(max(0.0, elapsed_s(step.backwards[which][0], mark)))
@@ -244,7 +262,8 @@ class LayerWatch:
         """The last kept step as spans for a timeline."""
         if not self.steps:
             return []
-        step, number = self.steps[-1], step_of(len(self.steps) - 1)
+        # Every other step marks its layers.
+        step, number = self.steps[-1], step_of(2 * (len(self.steps) - 1))
         origin = step.calls[0].begin
 
         def span(track: str, name: str, begin: Mark, end: Mark) -> SpanRow:

@@ -67,6 +67,7 @@ class Recorder:
         self.clock = Clock()
         self.own_collectives = OwnCollectives(self.clock, self.exchange.sharded.skips)
         self.director = Director(settings)
+        self.director.reads_files = lambda: reads_files(self._worker_folder)
         self.last_beat_s = time.monotonic()
         self._zero_s = writer.clock_zero_s
         self._here = True
@@ -323,8 +324,6 @@ class Recorder:
     def _next_round(self) -> plan.Round:
         if self.director.rounds == 0:
             self._describe_job()
-        elif self.director.rounds == self.settings.min_rounds and not self.settings.light:
-            self.director.reads_files = reads_files(self._worker_folder)
         round_ = self.director.next_round()
         if plan.NODE in round_.phases and self.director.rounds == 1:
             self.exchange.prepare_node_only(self.director.world.local_size)
@@ -379,7 +378,7 @@ class Recorder:
         elif segment.phase == plan.TRACE:
             self._guest = Tracer(self.clock, self.writer, settle=segment.settle)
         if self._guest is not None:
-            self._guest.begin()
+            self._guest.begin(segment.settle + segment.steps)
 
     def _guest_leaves(self, segment: plan.Segment) -> None:
         """The phase it watched is over, and the device has passed its steps."""

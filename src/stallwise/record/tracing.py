@@ -43,8 +43,8 @@ class Tracer:
         self._ahead_s = 0.0  # wall clock, which the profiler uses, ahead of the monotonic one
         self._boundaries_s: list[float] = []
 
-    def begin(self) -> None:
-        """The phase's first step begins."""
+    def begin(self, steps: int) -> None:
+        """The phase of so many steps begins."""
         if self._settle == 0:
             self._start()
 
