@@ -9,7 +9,7 @@ export PIP_CONSTRAINT := $(CURDIR)/constraints.txt
 export PIP_DISABLE_PIP_VERSION_CHECK := 1
 
 .DEFAULT_GOAL := help
-.PHONY: help install demo test check format bench validate soak clean
+.PHONY: help install demo test check format bench validate reality soak clean
 
 help: ## show this list
 	@grep -hE '^[a-z]+:.*##' $(MAKEFILE_LIST) | sed -E 's/:.*## /\t/' | expand -t 12
@@ -19,7 +19,7 @@ install: $(STAMP) ## create .venv and install Stallwise with its development too
 # Made again only when the dependencies change.
 $(STAMP): pyproject.toml constraints.txt
 	$(PYTHON) -m venv $(VENV)
-	$(BIN)/python -m pip install --quiet --editable '.[torch,dev]'
+	$(BIN)/python -m pip install --quiet --editable '.[torch,frameworks,dev]'
 	@touch $(STAMP)
 
 $(VENV)/.peers: $(STAMP)
@@ -48,6 +48,9 @@ bench: $(STAMP) $(VENV)/.peers ## every performance claim as a ratio to a peer i
 
 validate: $(STAMP) ## every published figure against ours: docs/VALIDATION.md, build/validation.json
 	$(BIN)/python -m validation
+
+reality: $(STAMP) ## predictions of our own against real runs on several hosts (root, ten quiet minutes); keeps the figures
+	$(BIN)/python -m validation.reality
 
 soak: $(STAMP) ## the slow tests
 	$(BIN)/python -m pytest -m soak

@@ -9,16 +9,31 @@ from typing import TYPE_CHECKING, Any
 if TYPE_CHECKING:
     from stallwise.errors import StallwiseError
     from stallwise.notebook import open_profile
+    from stallwise.record.inside import profiling
+    from stallwise.record.lightning_callback import LightningCallback
     from stallwise.record.marks import batches, step
+    from stallwise.record.trainer_callback import TrainerCallback
 
 __version__ = "0.1.0.dev0"
 
-__all__ = ["StallwiseError", "__version__", "batches", "open_profile", "step"]
+__all__ = [
+    "LightningCallback",
+    "StallwiseError",
+    "TrainerCallback",
+    "__version__",
+    "batches",
+    "open_profile",
+    "profiling",
+    "step",
+]
 
 _HOMES = {
+    "LightningCallback": "stallwise.record.lightning_callback",
     "StallwiseError": "stallwise.errors",
+    "TrainerCallback": "stallwise.record.trainer_callback",
     "batches": "stallwise.record.marks",
     "open_profile": "stallwise.notebook",
+    "profiling": "stallwise.record.inside",
     "step": "stallwise.record.marks",
 }
 

@@ -65,6 +65,30 @@ def test_the_script_may_say_itself_where_a_step_begins() -> None:
     assert tracker.cycles == 2
 
 
+def play_ahead(epochs: int, batches: int, accumulate: int = 1) -> CycleTracker:
+    """A loop that fetches a batch before it trains on the one before, as Accelerate's loaders do."""
+    tracker = CycleTracker()
+    for _ in range(epochs):
+        tracker.fetch(1)
+        for batch in range(1, batches + 1):
+            tracker.fetch(1)
+            if batch == batches:
+                tracker.nothing_fetched(1)
+            if batch % accumulate == 0:
+                tracker.optimizer(7)
+    return tracker
+
+
+@pytest.mark.parametrize(("batches", "accumulate"), [(4, 1), (9, 1), (12, 3), (2, 1), (8, 4)])
+def test_a_loop_that_looks_ahead_has_a_cycle_per_optimizer_step(batches: int, accumulate: int) -> None:
+    tracker = play_ahead(6, batches, accumulate)
+    assert tracker.cycles == 6 * batches // accumulate
+    assert tracker.period == 1
+    assert tracker.repeats, "the seams of epochs are no sign of a longer repetition"
+    tracker.settle()
+    assert not tracker.is_evaluation(1, grad_enabled=True)
+
+
 @pytest.mark.parametrize(
     ("shapes", "period"),
     [("", 1), ("x", 1), ("xaaaa", 1), ("xabab", 2), ("xabcabcabc", 3), ("xabcd", 1), ("xaab", 1)],

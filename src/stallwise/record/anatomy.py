@@ -46,6 +46,16 @@ class Anatomy:
             self._count.begin()
             self._counting = True
 
+    def update_begins(self) -> None:
+        """An optimizer begins its step."""
+        if self._watch is not None:
+            self._watch.update_begins()
+
+    def update_ends(self) -> None:
+        """An optimizer has stepped."""
+        if self._watch is not None:
+            self._watch.update_ends()
+
     def step_ended(self, *, kept: bool) -> None:
         """A step of the phase is over."""
         if self._counting and self._count is not None:

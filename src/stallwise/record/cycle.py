@@ -5,6 +5,9 @@ training loader after an optimizer step; with gradient accumulation it holds k f
 Where cycles of different shape repeat (five critic updates, then one of the generator) a *step* is that whole
 repetition. A loader counts as a training loader when most cycles fetch from it; what other loaders fetch is
 evaluation. Without any loader, an optimizer step itself opens the next cycle.
+
+Loops that look ahead (Accelerate's loaders, and so Hugging Face's Trainer) fetch a batch before they train on the one
+before: their epoch begins with two fetches and ends with none. Such cycles say nothing about the repetition.
 """
 
 from collections import Counter
@@ -13,9 +16,13 @@ from collections.abc import Hashable, Sequence
 _MOST = 0.8
 _LONGEST_PERIOD = 32
 _CONVINCED = 3
+_SEAM_CYCLES = 2  # the last of an epoch and the first of the next
 
 Shape = tuple[tuple[str, int], ...]
 """What happened in a cycle, in order: ("fetch", loader) or ("optimizer", optimizer)."""
+
+ANY: Shape = ()
+"""A cycle at the seam of two epochs: it may stand for any."""
 
 
 class CycleTracker:
@@ -31,7 +38,8 @@ class CycleTracker:
         self._explicit = False
         self.evaluating: int | None = None  # the loader of the last fetch, where it is not a training loader
         self._mistaken: Counter[int] = Counter()
-        self._hollow = False  # a cycle was opened by a fetch that then found the epoch over
+        self._over: int | None = None  # the loader that found its epoch over, until the next fetch
+        self._seams = 0  # cycles at the seam of two epochs that are still to be closed
         self._period: int | None = None
 
     def fetch(self, loader: int, *, grad_enabled: bool = True) -> bool:
@@ -40,10 +48,11 @@ class CycleTracker:
             self.evaluating = loader
             return False
         self.evaluating = None
-        opens = (self._stepped or not self._seen) and not self._hollow
+        hollow = self._over is not None and not self._seen  # opened by a fetch that then found the epoch over
+        opens = (self._stepped or not self._seen) and not hollow
         if opens:
             self._open()
-        self._hollow = False
+        self._over = None
         self._seen.append(("fetch", loader))
         return opens
 
@@ -51,12 +60,16 @@ class CycleTracker:
         """The fetch just reported found the epoch over: the cycle it opened begins with the next one."""
         if self._seen and self._seen[-1] == ("fetch", loader):
             self._seen.pop()
-            self._hollow = not self._seen
+            self._over = loader
 
     def optimizer(self, optimizer: int) -> bool:
         """An optimizer has stepped; True when that opens a cycle (only in jobs without a loader)."""
         opens = False
         self._trained_on(self.evaluating)
+        if self._over is not None:
+            # Its last batch was fetched before the epoch was found over: the loop looks ahead.
+            self._seen.append(("end", self._over))
+            self._over, self._seams = None, _SEAM_CYCLES
         if not self._explicit and not self._has_loader() and self._first_again(optimizer):
             self._open()
             opens = True
@@ -92,13 +105,14 @@ class CycleTracker:
     def repeats(self) -> bool:
         """Whether the shapes seen so far show a repetition; after twice the longest one there is none to wait for."""
         tail = self.shapes[1:]
-        return self.period > 1 or len(set(tail)) <= 1 or len(tail) > 2 * _LONGEST_PERIOD
+        return self.period > 1 or len(set(tail) - {ANY}) <= 1 or len(tail) > 2 * _LONGEST_PERIOD
 
     @property
     def fetches_per_cycle(self) -> float:
         """Mean number of fetches in the cycles seen so far."""
-        fetches = sum(kind == "fetch" for shape in self.shapes for kind, _ in shape)
-        return fetches / max(1, len(self.shapes))
+        shapes = [shape for shape in self.shapes if shape != ANY]
+        fetches = sum(kind == "fetch" for shape in shapes for kind, _ in shape)
+        return fetches / max(1, len(shapes))
 
     def _trained_on(self, loader: int | None) -> None:
         """An optimizer stepped on batches that were taken for evaluation: again and again, and it is training."""
@@ -116,8 +130,9 @@ class CycleTracker:
 
     def _open(self) -> None:
         if self._seen and self._training is None:
-            self.shapes.append(tuple(self._seen))
-            self._fetched_in.update({key for kind, key in self._seen if kind == "fetch"})
+            self.shapes.append(ANY if self._seams else tuple(self._seen))
+            self._fetched_in.update({key for kind, key in self._seen if kind in ("fetch", "end")})
+        self._seams = max(0, self._seams - 1)
         self._seen = []
         self._stepped = False
         self.cycles += 1
@@ -126,10 +141,11 @@ class CycleTracker:
 def period_of(shapes: Sequence[Hashable]) -> int:
     """The smallest p with shapes[i] = shapes[i + p] wherever both were seen at least twice over; else 1.
 
-    The first shape is ignored: a job's first cycle often holds a fetch more (a look at the data).
+    The first shape is ignored: a job's first cycle often holds a fetch more (a look at the data). `ANY` equals all.
     """
     tail = shapes[1:]
     for period in range(1, min(_LONGEST_PERIOD, len(tail) // 2) + 1):
-        if all(tail[i] == tail[i + period] for i in range(len(tail) - period)):
+        pairs = ((tail[i], tail[i + period]) for i in range(len(tail) - period))
+        if all(a == b or ANY in (a, b) for a, b in pairs):
             return period
     return 1

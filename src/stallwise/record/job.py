@@ -123,7 +123,8 @@ def _timed_layers(run: Run, model: ModelRecord, passes: int) -> list[Layer]:
     import polars as pl
 
     gradients = run.table("gradients").filter(pl.col("rank") == 0).sort("order")
-    forward = _forward_by_module(run, (model.forward_s or 0.0) / passes)
+    forward_s = (model.forward_s or 0.0) / passes
+    forward = _forward_by_module(run, forward_s)
     backward_s = (model.backward_s or 0.0) / passes
     found, before_s = [], 0.0
     for name, size, ready_s in gradients.select("name", "bytes", "ready_s").iter_rows():
@@ -138,7 +139,9 @@ def _timed_layers(run: Run, model: ModelRecord, passes: int) -> list[Layer]:
             )
         )
         before_s = now_s
-    rest = Layer(name=_REST, forward_s=sum(forward.values()), backward_s=backward_s - before_s, gradient_bytes=0)
+    # Forward of modules whose gradients were not seen, or of a model that computes without modules.
+    left_s = max(0.0, forward_s - sum(layer.forward_s for layer in found))
+    rest = Layer(name=_REST, forward_s=left_s, backward_s=backward_s - before_s, gradient_bytes=0)
     return [*([rest] if rest.forward_s or rest.backward_s else []), *reversed(found)]
 
 
@@ -148,7 +151,7 @@ def _forward_by_module(run: Run, forward_s: float) -> dict[str, float]:
 
     layers = run.table("layers").filter((pl.col("rank") == 0) & (pl.col("parameter_bytes") > 0)).sort("layer")
     names, starts = layers.get_column("name").to_list(), layers.get_column("forward_start_s").to_list()
-    ends = [*starts[1:], max(forward_s, starts[-1] if starts else 0.0)]
+    ends = [*starts[1:], *(max(forward_s, last) for last in starts[-1:])]
     spans = {name: max(0.0, end - start) for name, start, end in zip(names, starts, ends, strict=True)}
     total = sum(spans.values())
     # Accumulated steps call a layer several times; their starts span one pass only as long as nothing is shared.

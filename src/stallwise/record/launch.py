@@ -23,7 +23,8 @@ import msgspec
 
 from stallwise.errors import InputError, MissingFeatureError, RunError
 from stallwise.record.costs import collect_batches
-from stallwise.record.processes import adopt_orphans, descendants, die_with_parent, end_all, signal_process
+from stallwise.record.place import place
+from stallwise.record.processes import adopt_orphans, descendants, die_with_parent, end_all, is_alive, signal_process
 from stallwise.record.settings import PROCESS_NAME, PROGRESS_NAME, STACKS_NAME, WORKERS_NAME, Settings
 from stallwise.run.join import join
 from stallwise.run.manifest import JobRecord, Manifest, WorldRecord, new_manifest, read_manifest
@@ -35,6 +36,7 @@ _POLL_S = 0.2
 _PATIENCE_S = 20.0
 _STACKS_S = 2.0
 _OTHER_NODES_S = 20.0
+_OTHER_RANKS_S = 5.0
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -86,6 +88,7 @@ class Outcome:
 def run_profile(launch: Launch, progress: Callable[[Progress], None], job_stdout: int | None = None) -> Outcome:
     """Start the job, wait for it, join its record. The job's stdout goes to ours, or to the file `job_stdout`."""
     _check_target(launch)
+    _check_alone(launch)
     if importlib.util.find_spec("torch") is None:
         raise MissingFeatureError(
             "Profiling needs PyTorch, which is not installed here: pip install 'stallwise[torch]'"
@@ -114,6 +117,8 @@ def run_profile(launch: Launch, progress: Callable[[Progress], None], job_stdout
         try:
             hung = _stay_with(job, launch, progress)
             interrupted = False
+            if job.poll() == 0:
+                _let_ranks_end(launch.folder)
         except KeyboardInterrupt:
             hung, interrupted = False, True
             _interrupt(job, launch.folder)
@@ -132,6 +137,16 @@ def _check_target(launch: Launch) -> None:
         top = launch.script.partition(".")[0]
         if importlib.machinery.PathFinder.find_spec(top, [os.getcwd(), *sys.path]) is None:
             raise InputError(f"There is no module {top}. Give a module that python -m would run from this folder.")
+
+
+def _check_alone(launch: Launch) -> None:
+    """Several tasks of srun or mpirun are the ranks themselves: each needs a recorder, not a launcher."""
+    size = place().size
+    if size > 1 and not launch.torchrun:
+        raise InputError(
+            f"stallwise profile starts a job's processes itself, and here {size} of it were started at once. Start "
+            f"each rank as `python -m stallwise.record {launch.script}` instead, then run `stallwise run join`."
+        )
 
 
 def begin_record(
@@ -164,6 +179,13 @@ def _stay_with(job: "subprocess.Popen[bytes]", launch: Launch, progress: Callabl
             _ask_for_stacks(launch.folder)
             return True
     return False
+
+
+def _let_ranks_end(folder: Path) -> None:
+    """Ranks that the script started itself end at the same step, but not in the same moment."""
+    deadline_s = time.monotonic() + _OTHER_RANKS_S
+    while any(map(is_alive, _rank_processes(folder).values())) and time.monotonic() < deadline_s:
+        time.sleep(_POLL_S / 4)
 
 
 def _interrupt(job: "subprocess.Popen[bytes]", folder: Path) -> None:

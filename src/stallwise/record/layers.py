@@ -21,7 +21,6 @@ from typing import Any
 import torch
 from torch.nn import Module, Parameter
 from torch.nn.parallel import DistributedDataParallel
-from torch.optim.optimizer import register_optimizer_step_post_hook, register_optimizer_step_pre_hook
 
 from stallwise.record.clock import Clock, Mark, elapsed_s
 from stallwise.run.schema import GradientRow, LayerRow, SpanRow
@@ -97,8 +96,6 @@ class LayerWatch:
             self._handles.append(module.register_forward_hook(self._forward_ends(number), always_call=True))
         for number, (_, parameter) in enumerate(self.parameters):
             self._handles.append(_when_complete(parameter, self._gradient_ready(number)))
-        self._handles.append(register_optimizer_step_pre_hook(self._update_begins))
-        self._handles.append(register_optimizer_step_post_hook(self._update_ends))
         self._backward = torch.autograd.backward
         torch.autograd.backward = self._timed_backward
 
@@ -118,7 +115,7 @@ class LayerWatch:
     def next_step(self, *, kept: bool) -> None:
         """A step ended: keep its marks or give them back."""
         ended, self._step, self._stack = self._step, _Step(of_layers=not self._step.of_layers), []
-        if kept and ended.backwards and ended.calls:
+        if kept and ended.backwards:
             (self.steps if ended.of_layers else self.light_steps).append(ended)
         else:
             self._give_back(ended)
@@ -194,10 +191,12 @@ class LayerWatch:
         if not outer:
             self._step.backwards.append((begin, self.clock.mark()))
 
-    def _update_begins(self, *_: Any) -> None:
+    def update_begins(self) -> None:
+        """An optimizer begins its step."""
         self._update_began = self.clock.mark()
 
-    def _update_ends(self, *_: Any) -> None:
+    def update_ends(self) -> None:
+        """An optimizer has stepped."""
         if self._update_began is not None:
             self._step.updates.append((self._update_began, self.clock.mark()))
             self._update_began = None
@@ -226,6 +225,8 @@ class LayerWatch:
                 forward[number].append(times)
             for number, span in _backward_times(step).items():
                 backward[number].append(span)
+        layers = [number for number in forward if not self._only_holds_others(number)]
+        forward = {number: forward[number] for number in layers} or forward
         rows: list[LayerRow] = []
         for number in sorted(forward, key=lambda n: statistics.median(start for start, *_ in forward[n])):
             starts, durations, calls = zip(*forward[number], strict=True)
@@ -247,6 +248,11 @@ class LayerWatch:
             )
         return rows
 
+    def _only_holds_others(self, number: int) -> bool:
+        """A root, watched only to see forward begin."""
+        module = self.modules[number]
+        return not _is_leaf(module) and next(module.parameters(recurse=False), None) is None
+
     def gradient_rows(self, rank: int) -> list[GradientRow]:
         """A row per gradient, in ready order; those that never came in (unused parameters) are left out."""
         ready: dict[int, list[float]] = defaultdict(list)
@@ -260,7 +266,7 @@ class LayerWatch:
 
     def spans(self, rank: int, zero_s: float, step_of: Callable[[int], int]) -> list[SpanRow]:
         """The last kept step as spans for a timeline."""
-        if not self.steps:
+        if not self.steps or not self.steps[-1].calls:
             return []
         # Every other step marks its layers.
         step, number = self.steps[-1], step_of(2 * (len(self.steps) - 1))
@@ -347,14 +353,20 @@ def _when_complete(parameter: Parameter, hook: Callable[[torch.Tensor], None]) -
 
 
 def _watched(roots: Sequence[Module]) -> tuple[list[Module], list[str]]:
-    """Modules that compute: those without children, and those with parameters of their own."""
+    """Modules that compute: those without children, those with parameters of their own; and the roots.
+
+    A root's own time is what its model does between its layers.
+    """
     found: dict[int, tuple[Module, str]] = {}
     for root in roots:
         for name, module in root.named_modules():
-            leaf = next(module.children(), None) is None
-            if leaf or next(module.parameters(recurse=False), None) is not None:
+            if module is root or _is_leaf(module) or next(module.parameters(recurse=False), None) is not None:
                 found.setdefault(id(module), (module, plain_name(name) or type(module).__name__))
     return [module for module, _ in found.values()], [name for _, name in found.values()]
+
+
+def _is_leaf(module: Module) -> bool:
+    return next(module.children(), None) is None
 
 
 def _total_s(pairs: Iterable[tuple[Mark, Mark]]) -> float:
@@ -374,6 +386,8 @@ def _forward_passes(step: _Step) -> list[tuple[Mark, Mark]]:
 
 def _forward_times(step: _Step) -> dict[int, tuple[float, float, int]]:
     """Module -> begin of its first call since forward began, its own time (watched children taken out), calls."""
+    if not step.calls:
+        return {}
     origin = step.calls[0].begin
     own: dict[int, list[float]] = defaultdict(lambda: [0.0, 0.0, 0])
     for call in step.calls:

@@ -3,8 +3,12 @@
 `DataLoader.__iter__` and `_BaseDataLoaderIter.__next__` are patched on the class, so the script keeps the objects
 it made, of the types it expects. An epoch keeps its length in replay phases: the loop ends after as many batches
 as the loader would have given, so that progress bars and learning-rate schedules hold.
+
+Accelerate's dispatching loader reads on rank 0 and sends each rank its share. All ranks are watched where they
+receive, not where one of them reads: they must agree on where a step begins.
 """
 
+import functools
 import itertools
 import time
 import weakref
@@ -14,7 +18,8 @@ from typing import Any, Protocol, TypeVar
 from torch.utils.data import DataLoader
 from torch.utils.data.dataloader import _BaseDataLoaderIter
 
-from stallwise.record.worker import WatchedFetch, WorkerStart, watch_fetchers
+from stallwise.record.on_import import when_imported
+from stallwise.record.worker import WatchedFetch, WorkerStart, unwatch_fetchers, watch_fetchers
 
 Item = TypeVar("Item")
 
@@ -84,7 +89,9 @@ class Loaders:
         self._alike: dict[Any, list[int]] = {}
         self._wrapped: set[int] = set()
         self._sources: weakref.WeakKeyDictionary[Any, Source] = weakref.WeakKeyDictionary()
+        self._dispatched: weakref.WeakSet[Any] = weakref.WeakSet()  # loaders that a dispatching one reads from
         self._own: WatchedFetch | None = None
+        self._unpatch: list[Callable[[], None]] = []
 
     def watch(self) -> None:
         """Patch the DataLoader classes of this process."""
@@ -101,23 +108,54 @@ class Loaders:
                 loaders._own.account.loader = source.key
             return loaders._next(source, lambda: advance(iterator))
 
-        DataLoader.__iter__ = __iter__  # type: ignore[method-assign]
-        _BaseDataLoaderIter.__next__ = __next__  # type: ignore[method-assign, assignment]
+        self._patch(DataLoader, "__iter__", __iter__)
+        self._patch(_BaseDataLoaderIter, "__next__", __next__)
+        when_imported("accelerate.data_loader", self._watch_dispatching)
+
+    def release(self) -> None:
+        """Stop watching: loaders are again what they were."""
+        while self._unpatch:
+            self._unpatch.pop()()
+        unwatch_fetchers()
+
+    def _patch(self, kind: Any, name: str, function: Callable[..., Any]) -> None:
+        self._unpatch.append(functools.partial(setattr, kind, name, getattr(kind, name)))
+        setattr(kind, name, function)
+
+    def _watch_dispatching(self, module: Any) -> None:
+        loaders, kind = self, module.DataLoaderDispatcher
+        iterate = kind.__iter__
+
+        def __iter__(loader: Any) -> Any:  # noqa: N807
+            loaders._dispatched.add(loader.base_dataloader)
+            source = loaders._source(loader)
+            source.begin_epoch()
+            return loaders._watched(source, iterate(loader))
+
+        self._patch(kind, "__iter__", __iter__)
 
     def wrap(self, iterable: Iterable[Item]) -> Iterator[Item]:
         """Watch any iterable of batches (`stallwise.batches`)."""
         source = Source(self._key(iterable), iterable)
         self._wrapped.add(source.key)
-        iterator = iter(iterable)
         try:
-            while True:
-                try:
-                    batch = self._next(source, lambda: next(iterator))
-                except StopIteration:
-                    return
-                yield batch
+            yield from self._watched(source, iter(iterable))
         finally:
             self._wrapped.discard(source.key)
+
+    def _watched(self, source: Source, iterator: Iterator[Item]) -> Iterator[Item]:
+        while True:
+            try:
+                batch = self._next(source, lambda: next(iterator))
+            except StopIteration:
+                return
+            yield batch
+
+    def _source(self, loader: Any) -> Source:
+        source = self._sources.get(loader)
+        if source is None:
+            source = self._sources[loader] = Source(self._key(loader), loader)
+        return source
 
     def _key(self, loader: Any) -> int:
         """A number for the source. A loader made anew for every epoch is one source: it gets that of the one before."""
@@ -131,9 +169,7 @@ class Loaders:
         return free
 
     def _iterate(self, loader: DataLoader[Any], iterate: Callable[[Any], Any]) -> Any:
-        source = self._sources.get(loader)
-        if source is None:
-            source = self._sources[loader] = Source(self._key(loader), loader)
+        source = self._source(loader)
         source.begin_epoch()
         if source.workers == 0 and self._own is None:
             self._own = WatchedFetch(self._folder, source.key, -1)
@@ -147,7 +183,7 @@ class Loaders:
         finally:
             loader.worker_init_fn = kept
         # Some samplers and frameworks return iterators of their own; those are not ours to mark.
-        if isinstance(iterator, _BaseDataLoaderIter):
+        if isinstance(iterator, _BaseDataLoaderIter) and loader not in self._dispatched:
             iterator._stallwise_source = source  # type: ignore[attr-defined]
         self._listener.started(source, start, time.monotonic())
         return iterator

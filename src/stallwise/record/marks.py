@@ -18,10 +18,15 @@ Item = TypeVar("Item")
 _recorder: "Recorder | None" = None
 
 
-def listen(recorder: "Recorder") -> None:
-    """From now on the script's marks go to `recorder`."""
+def listen(recorder: "Recorder | None") -> None:
+    """From now on the script's marks go to `recorder`, or to nobody."""
     global _recorder
     _recorder = recorder
+
+
+def is_recorded() -> bool:
+    """Whether somebody profiles this process."""
+    return _recorder is not None
 
 
 def step() -> None:

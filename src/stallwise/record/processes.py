@@ -41,6 +41,14 @@ def end_all(processes: list[psutil.Process], *, gentle: signal.Signals | None = 
     psutil.wait_procs(processes, timeout=5)
 
 
+def is_alive(pid: int) -> bool:
+    """Whether the process still runs; one that has ended and was not waited for does not."""
+    try:
+        return bool(psutil.Process(pid).status() != psutil.STATUS_ZOMBIE)
+    except psutil.NoSuchProcess:
+        return False
+
+
 def signal_process(pid: int, sent: int) -> bool:
     """Send a signal; False where there is no such process."""
     try:

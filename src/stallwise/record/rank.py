@@ -17,6 +17,7 @@ from typing import TYPE_CHECKING, NamedTuple
 
 from stallwise.errors import StallwiseError
 from stallwise.record import marks
+from stallwise.record.place import Place, job_name, place
 from stallwise.record.processes import die_with_parent
 from stallwise.record.script import run_module, run_script
 from stallwise.record.settings import WORKERS_NAME, Settings
@@ -49,7 +50,7 @@ def main(arguments: Sequence[str]) -> int:
             # Only below our own launcher: another one may start ranks from a thread that ends.
             die_with_parent()
         interrupts = _Interrupts()
-        recorder, watchdog = _start(settings or _own_settings(arguments))
+        recorder, watchdog = _start(settings or _own_settings(arguments), launched=launched)
     except StallwiseError as error:
         sys.stderr.write(f"stallwise: {error}\n")
         return 2
@@ -64,7 +65,8 @@ def main(arguments: Sequence[str]) -> int:
     return 0 if launched and interrupts.came else ending.code
 
 
-def _start(settings: Settings) -> "tuple[Recorder, Watchdog]":
+def _start(settings: Settings, *, launched: bool) -> "tuple[Recorder, Watchdog]":
+    from stallwise.record.children import Ranks
     from stallwise.record.recorder import Recorder
     from stallwise.record.scratch import Scratch
     from stallwise.record.watchdog import Watchdog
@@ -74,10 +76,12 @@ def _start(settings: Settings) -> "tuple[Recorder, Watchdog]":
 
     # Absolute: the script may change its working directory.
     folder = Path(settings.folder).absolute()
-    rank = int(os.environ.get("RANK", "0"))
-    mine = rank_folder(folder, rank)
-    recorder = Recorder(settings, _open_writer(folder, rank), str(mine / WORKERS_NAME))
+    here = place()
+    mine = rank_folder(folder, here.rank)
+    recorder = Recorder(settings, open_writer(folder, here), str(mine / WORKERS_NAME))
     recorder.watch()
+    if not settings.light:
+        Ranks(folder, here.size).watch(starts_some=launched and here.size == 1)
     watchdog = Watchdog(recorder, mine)
     if settings.light or settings.allow_writes:
         time_writes(recorder.spoil)
@@ -90,19 +94,24 @@ def _start(settings: Settings) -> "tuple[Recorder, Watchdog]":
     return recorder, watchdog
 
 
-def _open_writer(folder: Path, rank: int) -> "RankWriter":
+def open_writer(folder: Path, here: Place) -> "RankWriter":
+    """Begin this rank's part of the run."""
     import torch
 
     from stallwise.record.machine import this_node
     from stallwise.run.writer import RankWriter
 
-    node = int(os.environ.get("GROUP_RANK", "0"))
     software = {"python": platform.python_version(), "torch": str(torch.__version__), "system": platform.system()}
     if torch.version.cuda:
         software["cuda"] = torch.version.cuda
-    first_here = int(os.environ.get("LOCAL_RANK", "0")) == 0
-    hardware = this_node(node) if first_here else None
-    return RankWriter.open(folder, rank, node=node, hardware=hardware, software=software, clock_zero_s=time.monotonic())
+    return RankWriter.open(
+        folder,
+        here.rank,
+        node=here.node,
+        hardware=this_node(here.node) if here.local_rank == 0 else None,
+        software=software,
+        clock_zero_s=time.monotonic(),
+    )
 
 
 class _Interrupts:
@@ -226,34 +235,33 @@ def _end_process_group() -> None:
 
 def _own_settings(arguments: Sequence[str]) -> Settings:
     """Settings of a rank that another launcher started: the run's folder from a variable, the rest by default."""
-    from stallwise.record.launch import begin_record
-    from stallwise.run.manifest import WorldRecord
-
     module = arguments[0] == "-m"
     script, rest = (arguments[1], arguments[2:]) if module else (arguments[0], arguments[1:])
-    size = int(os.environ.get("WORLD_SIZE", "1"))
-    nodes = max(1, size // int(os.environ.get("LOCAL_WORLD_SIZE") or size))
-    name = _job_name()
+    here, name = place(), _job_name(place())
     folder = Path(os.environ.get("STALLWISE_RUN") or f"stallwise-runs/{Path(script).stem}-{name}")
-    begin_record(
-        folder,
-        script=script,
-        arguments=tuple(rest),
-        launcher=None,
-        world=WorldRecord(world_size=size, nnodes=nodes),
-        run_id=name if size > 1 else None,
-        exist_ok=size > 1,
-    )
+    begin_own_record(folder, here, name, script, rest)
     return Settings(folder=str(folder))
 
 
-def _job_name() -> str:
+def begin_own_record(folder: Path, here: Place, name: str, script: str, arguments: Sequence[str]) -> None:
+    """Create the run of a job that we did not launch; of several ranks the first does, and the others find it."""
+    from stallwise.record.launch import begin_record
+    from stallwise.run.manifest import WorldRecord
+
+    begin_record(
+        folder,
+        script=script,
+        arguments=tuple(arguments),
+        launcher=None,
+        world=WorldRecord(world_size=here.size, nnodes=here.nodes),
+        run_id=name if here.size > 1 else None,
+        exist_ok=here.size > 1,
+    )
+
+
+def _job_name(here: Place) -> str:
     """The same in all ranks of a job: its launcher's name for it, or when that launcher was started."""
     import psutil
 
-    named = os.environ.get("TORCHELASTIC_RUN_ID") or os.environ.get("SLURM_JOB_ID")
-    if named and named != "none":  # torchrun's default
-        return named
-    alone = "RANK" not in os.environ
-    began_s = time.time() if alone else psutil.Process(os.getppid()).create_time()
-    return time.strftime("%Y%m%d-%H%M%S", time.localtime(began_s))
+    began_s = time.time() if here.size == 1 else psutil.Process(os.getppid()).create_time()
+    return job_name() or time.strftime("%Y%m%d-%H%M%S", time.localtime(began_s))

@@ -11,7 +11,7 @@ import msgspec
 import torch
 from torch import distributed as dist
 from torch.optim import Optimizer
-from torch.optim.optimizer import register_optimizer_step_post_hook
+from torch.optim.optimizer import register_optimizer_step_post_hook, register_optimizer_step_pre_hook
 
 from stallwise.record import plan, unsupported
 from stallwise.record.anatomy import Anatomy
@@ -103,6 +103,8 @@ class Recorder:
         self.exchange.watch()
         if not self.settings.light and self.director.world.size > 1:
             self.own_collectives.watch()
+        if not self.settings.light:
+            register_optimizer_step_pre_hook(self._optimizer_begins)
         register_optimizer_step_post_hook(self._optimizer_stepped)
         unsupported.count_graph_replays()
 
@@ -154,11 +156,17 @@ class Recorder:
         if source.workers:
             self.event("worker_startup", start_s, end_s - start_s, f"{source.workers} workers")
 
+    def _optimizer_begins(self, _optimizer: Optimizer, _args: Any, _kwargs: Any) -> None:
+        if self._guest is not None:
+            self._guest.update_begins()
+
     def _optimizer_stepped(self, optimizer: Optimizer, _args: Any, _kwargs: Any) -> None:
         if not self._here:
             return
         self.last_beat_s = time.monotonic()
         self._optimizers.setdefault(id(optimizer), optimizer)
+        if self._guest is not None:
+            self._guest.update_ends()
         if self.clock.device is None:
             self.clock.device = _device_of(optimizer)
         if self.tracker.optimizer(id(optimizer)):

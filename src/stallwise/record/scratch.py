@@ -1,7 +1,8 @@
 """A layer over the user's files: what the script writes during a profile lies in a scratch folder and is found there.
 
-Led aside: files with the ending of a checkpoint, whoever writes them, and files that were there before the profile
-and that the script itself would overwrite, rename or remove. They stay as they are; the script sees its own version.
+Led aside: files with the ending of a checkpoint, whoever writes them; all that a training framework writes for the
+script (half a checkpoint in its place would be taken for one); and files that were there before the profile and that
+the script or its framework would overwrite, rename or remove. They stay as they are; the script sees its own version.
 Everything else (new logs, caches of libraries, temporary files) goes where the script says. Folder listings show the
 real folders. Known to all ranks through the scratch folder itself, which mirrors absolute paths.
 """
@@ -21,9 +22,16 @@ from typing import Any
 CHECKPOINT_ENDINGS = (".pt", ".pth", ".ckpt", ".safetensors", ".pkl", ".pickle", ".bin", ".tar", ".distcp")
 
 # Whoever calls these means to write; the question is who called them.
-_GO_BETWEENS = ("pathlib", "shutil", "zipfile", "gzip", "codecs", "os.py", "<frozen", f"{os.sep}numpy{os.sep}")
+_GO_BETWEENS = (
+    *("pathlib", "shutil", "zipfile", "gzip", "codecs", "os.py", "<frozen"),
+    *(f"{os.sep}numpy{os.sep}", f"{os.sep}fsspec{os.sep}"),
+)
+# They write folders of results for the script.
+_FRAMEWORKS = ("transformers", "accelerate", "lightning", "pytorch_lightning", "peft", "trl", "diffusers")
 _LIBRARIES = tuple({os.path.realpath(sysconfig.get_path(name)) for name in ("stdlib", "purelib", "platlib")})
 _NO_FILES = ("/dev/", "/proc/", "/sys/")
+_CACHES = ("XDG_CACHE_HOME", "HF_HOME", "TORCH_HOME")
+_SCRIPT, _FRAMEWORK, _LIBRARY = "script", "framework", "library"
 _GONE = ".removed"
 
 
@@ -36,6 +44,8 @@ class Scratch:
         self._own = (f"{folder}{os.sep}", f"{run or folder}{os.sep}")
         self._moved: dict[str, str] = {}
         self._made: list[str] = []
+        self._caches = tuple(f"{os.path.abspath(place)}{os.sep}" for place in _cache_folders())
+        self._resting = False
         self._stat = os.stat  # the real one, from before anything is guarded
 
     def write_to(self, path: Any) -> Any:
@@ -67,7 +77,7 @@ class Scratch:
         if not any(letter in mode for letter in "wax+"):
             return self.look(path)
         absolute = self._absolute(path)
-        if absolute is None or not (absolute in self._moved or self._guards(absolute)):
+        if absolute is None or not (absolute in self._moved or self._leads_aside(absolute)):
             return path
         before, target = self._moved.get(absolute, absolute), self._aside(absolute)
         if "w" not in mode and before != target and self._real(before):
@@ -82,7 +92,7 @@ class Scratch:
             return rename(old, new)
         lies = os.fspath(self.read_from(source))
         aside = lies != source
-        if not aside and not self._guards(source) and not self._guards(target):
+        if not aside and not self._guards(source) and not self._leads_aside(target):
             return rename(old, new)
         if aside:
             result = rename(lies, self._place(target))
@@ -130,24 +140,37 @@ class Scratch:
     def link(self, source: Any, new: Any, link: Callable[..., Any], **options: Any) -> Any:
         """Link to a file: aside, if the link's name is guarded or taken there."""
         target = self._absolute(new)
-        if target is None or not (target in self._moved or self._guards(target)):
+        if target is None or not (target in self._moved or self._leads_aside(target)):
             return link(source, new, **options)
         return link(source, self._place(target), **options)
 
     def made(self, path: Any) -> None:
         """The script made a folder."""
-        if isinstance(path, (str, os.PathLike)):
+        if isinstance(path, (str, os.PathLike)) and not self._resting:
             self._made.append(os.path.abspath(path))
+
+    def shows_again(self, path: Any) -> bool:
+        """Whether the script makes a folder again that it removed, and that is only hidden: it is seen again."""
+        absolute = self._absolute(path)
+        if absolute is None or self._moved.get(absolute) != self._gone(absolute):
+            return False
+        del self._moved[absolute]
+        return os.path.isdir(absolute)
+
+    def rest(self) -> None:
+        """The profile is over and the script goes on: from now on files go where it says."""
+        self._resting = True
+        self.tidy()
 
     def tidy(self) -> None:
         """Remove folders that the script made for files which went aside."""
-        for path in reversed(self._made):
+        while self._made:
             with contextlib.suppress(OSError):
-                os.rmdir(path)
+                os.rmdir(self._made.pop())
 
     def _absolute(self, path: Any) -> str | None:
         """The key of a file; None for what is no file of the user's (descriptors, devices, the run itself)."""
-        if not isinstance(path, (str, os.PathLike)):
+        if self._resting or not isinstance(path, (str, os.PathLike)):
             return None
         absolute = os.path.abspath(path)
         return None if not isinstance(absolute, str) or absolute.startswith((*_NO_FILES, *self._own)) else absolute
@@ -163,7 +186,10 @@ class Scratch:
 
     def _hide(self, absolute: str) -> None:
         self._forget(absolute)
-        self._moved[absolute] = os.path.join(self.folder, _GONE, absolute.lstrip(os.sep))
+        self._moved[absolute] = self._gone(absolute)
+
+    def _gone(self, absolute: str) -> str:
+        return os.path.join(self.folder, _GONE, absolute.lstrip(os.sep))
 
     def _forget(self, absolute: str) -> None:
         inside = f"{absolute}{os.sep}"
@@ -171,7 +197,13 @@ class Scratch:
             del self._moved[known]
 
     def _guards(self, absolute: str) -> bool:
-        return absolute.endswith(CHECKPOINT_ENDINGS) or (self._is_users(absolute) and _script_asks())
+        return absolute.endswith(CHECKPOINT_ENDINGS) or (self._is_users(absolute) and _asker() != _LIBRARY)
+
+    def _leads_aside(self, absolute: str) -> bool:
+        """Whether what is written to this name goes aside."""
+        if self._guards(absolute):
+            return True
+        return _asker() == _FRAMEWORK and not absolute.startswith(self._caches)
 
     def _is_users(self, path: str) -> bool:
         """Whether the file was there before the profile. The time of its last change tells, and cannot be set back."""
@@ -193,16 +225,27 @@ def type_of(path: Any) -> Callable[[str], Any]:
     return str if isinstance(path, str) else Path
 
 
-def _script_asks() -> bool:
-    """Whether the call comes from the script's own code, not from a library keeping its caches."""
+def _cache_folders() -> list[str]:
+    return [os.path.expanduser("~/.cache"), *(os.environ[name] for name in _CACHES if os.environ.get(name))]
+
+
+def _asker() -> str:
+    """Whose call this is: the script's own code, a framework at work for it, or a library keeping its caches."""
     frame = sys._getframe(1)
     while frame.f_back is not None:
         frame = frame.f_back
         name = frame.f_code.co_filename
         if name == __file__ or any(part in name for part in _GO_BETWEENS):
             continue
-        return not os.path.realpath(name).startswith(_LIBRARIES) and not name.startswith("<")
-    return False
+        return _kind_of(os.path.realpath(name)) if not name.startswith("<") else _LIBRARY
+    return _LIBRARY
+
+
+def _kind_of(file: str) -> str:
+    inside = [file[len(place) :].strip(os.sep) for place in _LIBRARIES if file.startswith(place)]
+    if not inside:
+        return _SCRIPT
+    return _FRAMEWORK if any(rest.split(os.sep)[0] in _FRAMEWORKS for rest in inside) else _LIBRARY
 
 
 def guard_files(scratch: Scratch) -> None:
@@ -220,6 +263,8 @@ def guard_files(scratch: Scratch) -> None:
     mkdir = os.mkdir
 
     def noted_mkdir(path: Any, *args: Any, **kwargs: Any) -> None:
+        if "dir_fd" not in kwargs and scratch.shows_again(path):
+            return
         mkdir(path, *args, **kwargs)
         if "dir_fd" not in kwargs:
             scratch.made(path)

@@ -48,6 +48,12 @@ class Tracer:
         if self._settle == 0:
             self._start()
 
+    def update_begins(self) -> None:
+        """An optimizer begins its step; the profiler sees that itself."""
+
+    def update_ends(self) -> None:
+        """An optimizer has stepped."""
+
     def step_ended(self, *, kept: bool) -> None:
         """A step is over; the profiler starts when those that live on leftovers are."""
         self._settle -= 1

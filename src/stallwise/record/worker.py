@@ -214,3 +214,11 @@ def watch_fetchers(watched: WatchedFetch) -> None:
 
         fetch._stallwise_original = original  # type: ignore[attr-defined]
         kind.fetch = fetch  # type: ignore[method-assign]
+
+
+def unwatch_fetchers() -> None:
+    """The fetchers of this process are again what they were."""
+    from torch.utils.data._utils import fetch as fetchers
+
+    for kind in (fetchers._MapDatasetFetcher, fetchers._IterableDatasetFetcher):
+        kind.fetch = getattr(kind.fetch, "_stallwise_original", kind.fetch)  # type: ignore[method-assign]

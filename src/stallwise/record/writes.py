@@ -7,7 +7,6 @@ or pointed there by their own variables.
 """
 
 import functools
-import importlib.util
 import os
 import sys
 import time
@@ -16,6 +15,7 @@ from typing import Any
 
 import torch
 
+from stallwise.record.on_import import when_imported
 from stallwise.record.scratch import Scratch, guard_files
 
 Told = Callable[[str, float, float, str | None], None]
@@ -35,6 +35,7 @@ def guard_writes(scratch: Scratch, told: Told) -> None:
     _guard_torch(scratch, told)
     _guard_distributed_checkpoint(scratch, told)
     _guard_safetensors(scratch, told)
+    _guard_tokenizers(scratch)
     guard_files(scratch)
     for name, value in TRACKERS.items():
         os.environ[name] = value.format(scratch=scratch.folder)
@@ -64,15 +65,34 @@ def _guard_distributed_checkpoint(scratch: Scratch, told: Told) -> None:
         for name in ("save", "async_save"):
             setattr(checkpoint, name, _timed(getattr(checkpoint, name), _unchanged, told))
 
-    _when_imported("torch.distributed.checkpoint", patch)
+    when_imported("torch.distributed.checkpoint", patch)
 
 
 def _guard_safetensors(scratch: Scratch, told: Told) -> None:
     def patch(module: Any) -> None:
-        module.save_file = _timed(module.save_file, _redirected(scratch.write_to, 1, "filename"), told)
-        module.load_file = _plain(module.load_file, _redirected(scratch.read_from, 0, "filename"))
+        save, load = module.save_file, module.load_file
+        _replace_everywhere(save, _timed(save, _redirected(scratch.write_to, 1, "filename"), told))
+        _replace_everywhere(load, _plain(load, _redirected(scratch.read_from, 0, "filename")))
 
-    _when_imported("safetensors.torch", patch)
+    when_imported("safetensors.torch", patch)
+
+
+def _replace_everywhere(function: Callable[..., Any], guarded: Callable[..., Any]) -> None:
+    """Where a profile begins late, frameworks have the function under names of their own already."""
+    for module in list(sys.modules.values()):
+        names = [name for name, value in list(getattr(module, "__dict__", {}).items()) if value is function]
+        for name in names:
+            setattr(module, name, guarded)
+
+
+def _guard_tokenizers(scratch: Scratch) -> None:
+    """Hugging Face's fast tokenizers write from Rust."""
+
+    def patch(module: Any) -> None:
+        kind = module.PreTrainedTokenizerBase
+        kind.save_pretrained = _plain(kind.save_pretrained, _redirected(scratch.write_to, 1, "save_directory"))
+
+    when_imported("transformers.tokenization_utils_base", patch)
 
 
 Change = Callable[[tuple[Any, ...], dict[str, Any]], tuple[tuple[Any, ...], dict[str, Any]]]
@@ -112,42 +132,3 @@ def _timed(function: Callable[..., Any], change: Change, told: Told) -> Callable
             told("checkpoint", start, time.monotonic() - start, getattr(function, "__name__", None))
 
     return called
-
-
-def _when_imported(name: str, patch: Callable[[Any], None]) -> None:
-    """Patch a module that is not ours to import: now, or as soon as the script has imported it."""
-    if name in sys.modules:
-        patch(sys.modules[name])
-    else:
-        sys.meta_path.insert(0, _AfterImport(name, patch))
-
-
-class _AfterImport:
-    """A finder that lets the others find `name`, and calls `patch` with the module once it has been executed."""
-
-    def __init__(self, name: str, patch: Callable[[Any], None]) -> None:
-        self._name = name
-        self._patch = patch
-        self._asking = False
-
-    def find_spec(self, name: str, path: Any = None, target: Any = None) -> Any:
-        """Part of the import system; also asked by those who only want to know whether the module exists."""
-        if name != self._name or self._asking:
-            return None
-        self._asking = True
-        try:
-            found = importlib.util.find_spec(name)
-        finally:
-            self._asking = False
-        if found is None or found.loader is None:
-            return found
-        load = found.loader.exec_module
-
-        def exec_module(module: Any) -> None:
-            load(module)
-            if self in sys.meta_path:
-                sys.meta_path.remove(self)
-                self._patch(module)
-
-        found.loader.exec_module = exec_module  # type: ignore[method-assign]
-        return found

@@ -1,4 +1,4 @@
-"""FSDP2 and HSDP on two gloo processes; run bare it prints its own step time, `--no-exchange` takes its traffic away."""
+"""FSDP2 and HSDP on two gloo processes; bare it prints its own step time, `--no-exchange` takes its traffic away."""
 
 import argparse
 import json

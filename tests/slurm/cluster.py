@@ -1,0 +1,179 @@
+"""A real Slurm on this machine: munged, slurmctld and several slurmd, in a folder of their own, gone after the test.
+
+Needs root and Debian's `slurm-wlm` and `munge`, which are installed where they are missing. Addresses are loopback;
+ports are free ones, so that clusters of several test processes do not meet.
+"""
+
+import os
+import pwd
+import secrets
+import shutil
+import signal
+import socket
+import subprocess
+import time
+from collections.abc import Callable, Iterator
+from contextlib import ExitStack, contextmanager
+from dataclasses import dataclass, field
+from pathlib import Path
+
+from tests.conftest import lacks
+
+PROGRAMS = ("slurmctld", "slurmd", "srun", "munged", "mungekey")
+_START_S = 30.0
+
+
+@dataclass
+class Cluster:
+    """A running Slurm. `run` executes any of its commands."""
+
+    folder: Path
+    nodes: tuple[str, ...]
+    munge: Path
+    daemons: list[subprocess.Popen[bytes]] = field(default_factory=list)
+
+    @property
+    def environment(self) -> dict[str, str]:
+        """What a client of this cluster needs to be told, and nothing of a Slurm that runs us."""
+        outside = {name: value for name, value in os.environ.items() if not name.startswith(("SLURM_", "SBATCH_"))}
+        return outside | {"SLURM_CONF": str(self.folder / "slurm.conf")}
+
+    def run(self, *command: str, cwd: Path | None = None, timeout: float = 60) -> subprocess.CompletedProcess[str]:
+        """A command as a user of the cluster, output captured."""
+        return subprocess.run(command, cwd=cwd, env=self.environment, capture_output=True, text=True, timeout=timeout)
+
+    def states(self) -> list[str]:
+        """What each node says of itself."""
+        return self.run("sinfo", "-N", "-h", "-o", "%T").stdout.split()
+
+
+@contextmanager
+def slurm(folder: Path, nodes: int = 2, cpus: int = 4) -> Iterator[Cluster]:
+    """A cluster of `nodes` nodes `n1` …, each with `cpus` processors as far as Slurm knows."""
+    require_slurm()
+    folder.mkdir(parents=True, exist_ok=True)
+    munge = Path("/run") / f"stallwise-munge-{secrets.token_hex(4)}"
+    cluster = Cluster(folder, tuple(f"n{number}" for number in range(1, nodes + 1)), munge)
+    with ExitStack() as stack:
+        stack.callback(shutil.rmtree, munge, ignore_errors=True)
+        stack.callback(_stop, cluster.daemons)
+        _start_munge(cluster)
+        _configure(cluster, cpus)
+        _start(cluster, "slurmctld", "-D", "-f", str(folder / "slurm.conf"))
+        for node in cluster.nodes:
+            _start(cluster, "slurmd", "-D", "-N", node, "-f", str(folder / "slurm.conf"))
+        _wait_until_idle(cluster)
+        yield cluster
+
+
+def require_slurm() -> None:
+    """Install Slurm where that is possible; else the test is left out, with the reason."""
+    if os.geteuid() != 0:
+        lacks("root, to start a Slurm of its own")
+    if all(shutil.which(program) for program in PROGRAMS):
+        return
+    if not shutil.which("apt-get"):
+        lacks("Slurm (programs slurmctld, slurmd, srun and munged)")
+    apt = {"DEBIAN_FRONTEND": "noninteractive", **os.environ}
+    for command in (["apt-get", "update"], ["apt-get", "install", "-y", "slurm-wlm", "munge"]):
+        done = subprocess.run(command, env=apt, capture_output=True, text=True, timeout=600)
+    if done.returncode or not all(shutil.which(program) for program in PROGRAMS):
+        lacks(f"Slurm, and apt-get could not install it: {done.stderr.strip()[-200:]}")
+
+
+def _start_munge(cluster: Cluster) -> None:
+    """Its folder may be entered by everybody, for the socket; its key only munge may read."""
+    user, own = pwd.getpwnam("munge"), cluster.munge
+    own.mkdir(mode=0o755)
+    key = own / "key"
+    key.write_bytes(secrets.token_bytes(128))
+    key.chmod(0o600)
+    for path in (own, key):
+        os.chown(path, user.pw_uid, user.pw_gid)
+    places = [f"--socket={own}/socket", f"--key-file={key}", f"--pid-file={own}/pid", f"--seed-file={own}/seed"]
+    _start(cluster, "munged", "--foreground", *places, f"--log-file={own}/log", user="munge")
+    _wait_for(lambda: (own / "socket").exists(), "munged", cluster)
+
+
+def _configure(cluster: Cluster, cpus: int) -> None:
+    folder = cluster.folder
+    for name in ("state", *(f"spool-{node}" for node in cluster.nodes)):
+        (folder / name).mkdir(exist_ok=True)
+    ports = [free_port() for _ in range(1 + len(cluster.nodes))]
+    nodes = [
+        f"NodeName={node} NodeHostname=localhost NodeAddr=127.0.0.1 Port={port} CPUs={cpus} RealMemory=2000"
+        for node, port in zip(cluster.nodes, ports[1:], strict=True)
+    ]
+    lines = [
+        "ClusterName=stallwise",
+        f"SlurmctldHost={socket.gethostname()}(127.0.0.1)",
+        f"SlurmctldPort={ports[0]}",
+        "AuthType=auth/munge",
+        f"AuthInfo=socket={cluster.munge}/socket",
+        "SlurmUser=root",
+        "SlurmdUser=root",
+        f"StateSaveLocation={folder}/state",
+        f"SlurmdSpoolDir={folder}/spool-%n",
+        f"SlurmctldPidFile={folder}/slurmctld.pid",
+        f"SlurmdPidFile={folder}/slurmd-%n.pid",
+        f"SlurmctldLogFile={folder}/slurmctld.log",
+        f"SlurmdLogFile={folder}/slurmd-%n.log",
+        "SlurmdParameters=config_overrides",
+        "SelectType=select/cons_tres",
+        "SelectTypeParameters=CR_Core",
+        "ProctrackType=proctrack/linuxproc",
+        "TaskPlugin=task/none",
+        "ReturnToService=2",
+        "MpiDefault=none",
+        *nodes,
+        f"PartitionName=all Nodes={','.join(cluster.nodes)} Default=YES State=UP",
+    ]
+    (folder / "slurm.conf").write_text("\n".join(lines) + "\n")
+
+
+def _start(cluster: Cluster, *command: str, user: str | None = None) -> None:
+    log = (cluster.folder / f"{command[0]}-{len(cluster.daemons)}.out").open("wb")
+    cluster.daemons.append(
+        subprocess.Popen(
+            command,
+            stdout=log,
+            stderr=subprocess.STDOUT,
+            stdin=subprocess.DEVNULL,
+            env=cluster.environment,
+            user=user,
+            start_new_session=True,
+        )
+    )
+    log.close()
+
+
+def _wait_until_idle(cluster: Cluster) -> None:
+    _wait_for(lambda: cluster.states() == ["idle"] * len(cluster.nodes), "the nodes", cluster)
+
+
+def _wait_for(ready: Callable[[], bool], what: str, cluster: Cluster) -> None:
+    until = time.monotonic() + _START_S
+    while not ready():
+        ended = [daemon.args for daemon in cluster.daemons if daemon.poll() is not None]
+        logs = "".join(path.read_text()[-2000:] for path in cluster.folder.glob("*.out"))
+        assert not ended, f"{ended} ended\n{logs}"
+        assert time.monotonic() < until, f"{what} did not come up\n{logs}"
+        time.sleep(0.1)
+
+
+def _stop(daemons: list[subprocess.Popen[bytes]]) -> None:
+    """The last started first: nodes, controller, munge."""
+    for daemon in reversed(daemons):
+        daemon.send_signal(signal.SIGTERM)
+        try:
+            daemon.wait(timeout=10)
+        except subprocess.TimeoutExpired:
+            daemon.kill()
+            daemon.wait()
+
+
+def free_port() -> int:
+    """A port that is free just now."""
+    with socket.socket() as probe:
+        probe.bind(("127.0.0.1", 0))
+        return int(probe.getsockname()[1])
