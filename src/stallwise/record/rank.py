@@ -1,6 +1,7 @@
 """One rank of a profiled job: set up the recorder, run the script, say how it ended."""
 
 import atexit
+import contextlib
 import gc
 import itertools
 import os
@@ -13,7 +14,7 @@ import traceback
 from collections.abc import Sequence
 from pathlib import Path
 from types import FrameType, TracebackType
-from typing import TYPE_CHECKING, NamedTuple
+from typing import TYPE_CHECKING, NamedTuple, NoReturn
 
 from stallwise.errors import StallwiseError
 from stallwise.record import marks
@@ -62,7 +63,10 @@ def main(arguments: Sequence[str]) -> int:
         folder = recorder.settings.folder
         sys.stderr.write(f"stallwise: the ranks wrote to {folder}; put it together with: stallwise run join {folder}\n")
     # To torchrun an interrupted rank has ended well: it would print a page about each otherwise.
-    return 0 if launched and interrupts.came else ending.code
+    code = 0 if launched and interrupts.came else ending.code
+    if ending.by_us:
+        _leave(code)
+    return code
 
 
 def _start(settings: Settings, *, launched: bool) -> "tuple[Recorder, Watchdog]":
@@ -224,6 +228,20 @@ def _close(recorder: "Recorder", watchdog: "Watchdog", ending: _Ending) -> None:
         timer.start()
     elif ending.code:
         atexit.unregister(_end_process_group)  # the other ranks may never answer
+
+
+def _leave(code: int) -> NoReturn:
+    """End a script that was stopped in mid-loop without taking down what it left behind.
+
+    Its process groups still have threads, and an interpreter that destroys them aborts now and then (FSDP over gloo:
+    "terminate called without an active exception").
+    """
+    atexit.unregister(_end_process_group)
+    atexit._run_exitfuncs()
+    with contextlib.suppress(OSError):
+        sys.stdout.flush()
+        sys.stderr.flush()
+    os._exit(code)
 
 
 def _end_process_group() -> None:
