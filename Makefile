@@ -28,7 +28,7 @@ $(VENV)/.peers: $(STAMP)
 
 demo: $(STAMP) ## profile a bundled training job (JPEGs, a small CNN, two processes) and show where its time goes
 	@rm -rf build/demo-run
-	@$(BIN)/stallwise profile --nproc-per-node 2 --max-time 45 -o build/demo-run \
+	@$(BIN)/stallwise profile --nproc-per-node 2 --max-time 25 -o build/demo-run \
 		examples/images.py --data build/demo-images
 
 test: $(STAMP) check ## every check and every test

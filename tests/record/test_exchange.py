@@ -69,6 +69,7 @@ def test_collectives_of_the_script_are_timed_as_the_last_rank_waits(tmp_path: Pa
     assert any("(all_reduce)" in note for note in found["notes"])
 
 
+@pytest.mark.soak
 def test_asynchronous_collectives_are_timed_where_the_script_waits(tmp_path: Path) -> None:
     found = profiled(tmp_path / "run", "own_exchange.py", "--asynchronous")
     assert found["split"]["interconnect"]["low_s"] > 0

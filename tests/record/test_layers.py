@@ -72,16 +72,14 @@ def test_gradients_come_in_reverse_and_end_with_backward(tmp_path: Path) -> None
     pytest.fail("; ".join(misses))
 
 
-def test_a_slow_layer_is_named_as_the_slowest(tmp_path: Path) -> None:
-    first, second = profiled(tmp_path / "run", "--slow", "1").profile["layers"][:2]
+def test_a_slow_layer_is_named_and_features_are_counted(tmp_path: Path) -> None:
+    found = profiled(tmp_path / "run", "--slow", "1")
+    first, second = found.profile["layers"][:2]
     assert first["name"] == "blocks.1"
     assert first["forward_s"] == pytest.approx(0.020, rel=0.1)
     assert first["backward_s"] == pytest.approx(0.030, rel=0.1)
     assert second["forward_s"] < first["forward_s"] / 4
-
-
-def test_features_are_counted(tmp_path: Path) -> None:
-    model = profiled(tmp_path / "run").run.manifest.model
+    model = found.run.manifest.model
     assert model is not None
     assert model.parameters == model.trained_parameters == 971_010
     assert (model.gradient_tensors, model.gradient_bytes, model.layers) == (6, 4 * 971_010, 6)

@@ -194,7 +194,7 @@ def test_a_record_with_impossible_numbers_gives_no_cost() -> None:
         cost_of(msgspec.structs.replace(made, fit=msgspec.structs.replace(made.fit, large=broken)))
 
 
-@pytest.mark.parametrize("rate_mbit", [1000, 400])
+@pytest.mark.parametrize("rate_mbit", [1000, pytest.param(400, marks=pytest.mark.soak)])
 def test_the_rate_of_a_link_is_found_and_carries_over_to_more_ranks(tmp_path: Path, rate_mbit: int) -> None:
     """Two hosts, two ranks each. Bars, written beforehand: 10 % of ring theory; 10 % from two ranks to four.
 

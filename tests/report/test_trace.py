@@ -6,7 +6,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import pytest
-from hypothesis import given
+from hypothesis import example, given
 from hypothesis import strategies as st
 
 from stallwise.errors import InputError
@@ -168,6 +168,7 @@ def test_a_file_that_cannot_be_written_leaves_nothing(full: Run, tmp_path: Path)
 times = st.integers(0, 200)
 
 
+@example(pieces=[(0, 2), (0, 8), (1, 3), (1, 14)], give=5)
 @given(st.lists(st.tuples(times, times).map(lambda p: (min(p), max(p)))), st.sampled_from([0, 5]))
 def test_lanes_never_cross_and_move_nothing_by_more_than_they_may(pieces: list[tuple[int, int]], give: int) -> None:
     lanes = Lanes(give)

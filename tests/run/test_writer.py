@@ -237,16 +237,3 @@ def test_importing_the_writer_does_not_import_polars_or_numpy() -> None:
     code = "import sys, stallwise.run; print({'polars', 'numpy', 'torch'} & set(sys.modules))"
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, timeout=60)
     assert done.stdout == "set()\n", done.stderr
-
-
-def test_appending_is_cheap(tmp_path: Path) -> None:
-    """Far below the 50 µs a step that watching may cost, flushes included."""
-    begin(tmp_path)
-    writer = RankWriter.open(tmp_path, 0)
-    writer.append("steps", step(0, 0, 0.1))
-    writer.flush()
-    begun = time.perf_counter()
-    for number in range(10_000):
-        writer.append("steps", step(0, number, 0.1))
-    writer.flush()
-    assert (time.perf_counter() - begun) / 10_000 < 50e-6

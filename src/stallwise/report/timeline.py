@@ -105,15 +105,19 @@ class Lanes:
         return len(self._open) - 1, start_ns, end_ns
 
     def _fitted(self, ends: list[int], start_ns: int, end_ns: int) -> tuple[int, int] | None:
-        while ends and ends[-1] <= start_ns:
-            ends.pop()
-        while ends and ends[-1] < end_ns:
-            if end_ns - ends[-1] <= self.give_ns:
-                end_ns = ends[-1]
-            elif ends[-1] - start_ns <= self.give_ns:
-                start_ns = ends.pop()
+        """Where it fits among the open slices of a lane, which forgets those that are over only if it does."""
+        left = len(ends)
+        while left and ends[left - 1] <= start_ns:
+            left -= 1
+        while left and ends[left - 1] < end_ns:
+            if end_ns - ends[left - 1] <= self.give_ns:
+                end_ns = ends[left - 1]
+            elif ends[left - 1] - start_ns <= self.give_ns:
+                left -= 1
+                start_ns = ends[left]
             else:
                 return None
+        del ends[left:]
         return start_ns, end_ns
 
 

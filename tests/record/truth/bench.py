@@ -63,14 +63,18 @@ class Recovered:
         return abs(self.added_s[part]) <= self.noise_s[part]
 
 
-def recover(base: Setup, injected: Setup, folder: Path, turns: int = 2) -> Recovered:
-    """Bare runs without and with the injection in turns, then one profile of each."""
-    without, with_it = [], []
+def recover(base: Setup, injected: dict[str, Setup], folder: Path, turns: int = 2) -> dict[str, Recovered]:
+    """Bare runs without and with each injection in turns, then one profile of each."""
+    setups = {"base": base, **injected}
+    bare: dict[str, list[float]] = {name: [] for name in setups}
     for _ in range(turns):
-        without.append(base.bare_s())
-        with_it.append(injected.bare_s())
-    before, after = base.profiled(folder / "base"), injected.profiled(folder / "injected")
-    return compare(before, after, statistics.mean(with_it) - statistics.mean(without))
+        for name, setup in setups.items():
+            bare[name].append(setup.bare_s())
+    profiles = {name: setup.profiled(folder / name.replace(" ", "-")) for name, setup in setups.items()}
+    without_s = statistics.mean(bare["base"])
+    return {
+        name: compare(profiles["base"], profiles[name], statistics.mean(bare[name]) - without_s) for name in injected
+    }
 
 
 def compare(before: dict[str, Any], after: dict[str, Any], truth_s: float) -> Recovered:

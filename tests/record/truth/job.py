@@ -73,6 +73,12 @@ class CostlyData(Dataset):
         return [torch.ones(4) for _ in indices]
 
 
+def node_group(ranks: int):
+    """The group of this node's ranks; every rank makes all of them."""
+    groups = [dist.new_group(list(range(n, n + ranks))) for n in range(0, dist.get_world_size(), ranks)]
+    return groups[dist.get_rank() // ranks]
+
+
 def main() -> None:
     parser = argparse.ArgumentParser()
     for name, default in {
@@ -88,6 +94,7 @@ def main() -> None:
     parser.add_argument("--workers", type=int, default=2)
     parser.add_argument("--steps", type=int, default=100_000)
     parser.add_argument("--no-sync", action="store_true")
+    parser.add_argument("--node-only", type=int, default=0, help="exchange among so many ranks of a node only")
     options = parser.parse_args()
     torch.set_num_threads(1)
     rank = int(os.environ.get("RANK", "0"))
@@ -103,6 +110,8 @@ def main() -> None:
                 return allreduce_hook(group, bucket)
 
             model.register_comm_hook(None, slow_hook)
+        if options.node_only:
+            model.register_comm_hook(node_group(options.node_only), allreduce_hook)
         if options.no_sync:
             model.require_backward_grad_sync = False
     data = CostlyData(options.cpu, options.blocked, 8 * options.steps)

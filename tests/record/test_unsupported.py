@@ -1,0 +1,32 @@
+"""Jobs that cannot be taken apart are measured as far as they can be, and what is missing is said by name."""
+
+import json
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+JOB = Path(__file__).with_name("jobs") / "parallel.py"
+SAID = {
+    "tensor": "Tensor parallelism is not taken apart",
+    "fsdp1": "FullyShardedDataParallel (FSDP1) is not taken apart",
+    "pipeline": "Pipeline parallelism is not taken apart",
+}
+
+
+@pytest.mark.parametrize(
+    "how", ["tensor", pytest.param("fsdp1", marks=pytest.mark.soak), pytest.param("pipeline", marks=pytest.mark.soak)]
+)
+def test_what_cannot_be_taken_apart_is_named(how: str, tmp_path: Path) -> None:
+    options = ("--json", "--max-time", "1", "--nproc-per-node", "2", "-o", str(tmp_path / "run"))
+    done = subprocess.run(
+        [sys.executable, "-m", "stallwise", "profile", *options, str(JOB), how],
+        capture_output=True,
+        text=True,
+        timeout=120,
+    )
+    assert done.returncode == 0, done.stderr
+    found = json.loads(done.stdout)
+    assert any(note.startswith(SAID[how]) for note in found["notes"]), found["notes"]
+    assert found["split"]["compute"]["s"] > 0
