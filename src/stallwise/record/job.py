@@ -77,7 +77,7 @@ def job_of_layers(trace: LayerTrace) -> Job:
 
 
 def _layer_assumptions(trace: LayerTrace, *, closed: bool) -> tuple[str, ...]:
-    said = ["The file gives no interval for compute; intervals are those of the links alone."]
+    said = ["The file gives no interval for compute; intervals are those of the rest alone."]
     if trace.times != "measured":
         said.append(f"Times in the file: {trace.times}.")
     if closed:
