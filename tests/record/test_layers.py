@@ -13,6 +13,8 @@ from typing import Any, NamedTuple
 
 import pytest
 
+from stallwise.model.merge import ddp_buckets, gradients_of, message_bytes
+from stallwise.record.job import job_of
 from stallwise.run import Run
 from tests.conftest import ROOT
 
@@ -132,3 +134,12 @@ def test_buckets_are_those_torch_built(tmp_path: Path) -> None:
     model = found.run.manifest.model
     assert model is not None
     assert model.bucket_bytes == tuple(4 * size for size in (400_010, 370_000, 201_000))
+    assert modelled_buckets(found.run) == list(model.bucket_bytes), "the model's rule is torch's"
+
+
+def modelled_buckets(run: Run) -> list[float]:
+    """The buckets that a prediction from this run assumes."""
+    job = job_of(run)
+    gradients = gradients_of(job.trace)
+    limits = {"first_bytes": job.overlap.first_bucket_bytes, "bucket_bytes": job.overlap.bucket_bytes}
+    return list(message_bytes(gradients, ddp_buckets(gradients, **limits)))
