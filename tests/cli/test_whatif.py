@@ -7,6 +7,7 @@ from typing import Any
 import pytest
 
 from stallwise.hardware.machine import encode_machine
+from stallwise.model.whatif import MET_HIGH
 from tests.conftest import Cli
 from tests.report.made_runs import STEP_S, make_full_run
 from tests.report.test_html import _Reader
@@ -81,7 +82,7 @@ def test_a_network_is_enough_for_a_layer_file(cli: Cli, layers: Path) -> None:
     exchange_s = 2 * 7 / 8 * 40e6 / 1.25e9
     assert found["predicted"]["step_s"] == pytest.approx(COMPUTE_S + exchange_s)
     assert found["predicted"]["samples_per_s"] == pytest.approx(8 * 64 / (COMPUTE_S + exchange_s))
-    assert found["predicted"]["high_s"] == pytest.approx(COMPUTE_S + 1.12 * exchange_s)
+    assert found["predicted"]["high_s"] == pytest.approx(MET_HIGH * (COMPUTE_S + 1.12 * exchange_s))
     assert found["measured"] is None
     assert found["baseline"]["low_s"] is None, "the file says nothing about noise"
     assert [point["gpus"] for point in found["curve"]] == [2**n for n in range(11)]

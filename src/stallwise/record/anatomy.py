@@ -13,7 +13,8 @@ from torch.optim import Optimizer
 
 from stallwise.record.clock import Clock
 from stallwise.record.features import OneStep, is_compiled, trained_roots
-from stallwise.record.layers import LayerWatch, Passes, ddp_buckets, gradient_rows, named_parameters
+from stallwise.record.layers import LayerWatch, ddp_buckets, gradient_rows, named_parameters
+from stallwise.record.step_marks import Passes
 from stallwise.run.manifest import ModelRecord
 from stallwise.run.writer import RankWriter
 

@@ -15,7 +15,6 @@ order are then known, times are not.
 import statistics
 from collections import defaultdict
 from collections.abc import Callable, Iterable, Sequence
-from dataclasses import dataclass, field
 from typing import Any
 
 import torch
@@ -23,52 +22,8 @@ from torch.nn import Module, Parameter
 from torch.nn.parallel import DistributedDataParallel
 
 from stallwise.record.clock import Clock, Mark, elapsed_s
+from stallwise.record.step_marks import Call, Passes, StepMarks, backward_times, forward_passes, forward_times, total_s
 from stallwise.run.schema import GradientRow, LayerRow, SpanRow
-
-
-@dataclass(slots=True)
-class _Call:
-    """One forward call of one module; `parent` is the watched module it ran inside of."""
-
-    module: int
-    begin: Mark
-    parent: "_Call | None"
-    end: Mark | None = None
-
-
-@dataclass(slots=True)
-class _Step:
-    """Everything marked in one step."""
-
-    calls: list[_Call] = field(default_factory=list)
-    backwards: list[tuple[Mark, Mark]] = field(default_factory=list)
-    backward_begins: list[tuple[int, int, Mark]] = field(default_factory=list)  # which backward, module, when
-    gradients: dict[int, tuple[int, Mark]] = field(default_factory=dict)  # parameter -> which backward, when
-    updates: list[tuple[Mark, Mark]] = field(default_factory=list)
-    of_layers: bool = True
-
-    def marks(self) -> Iterable[Mark]:
-        """Every mark taken, for giving their events back."""
-        for call in self.calls:
-            yield call.begin
-            if call.end is not None:
-                yield call.end
-        for begin, end in (*self.backwards, *self.updates):
-            yield begin
-            yield end
-        yield from (mark for *_, mark in self.backward_begins)
-        yield from (mark for _, mark in self.gradients.values())
-
-
-@dataclass(frozen=True, slots=True)
-class Passes:
-    """The passes of a step, medians over the phase; None where they could not be told apart."""
-
-    forward_s: float | None
-    backward_s: float | None
-    update_s: float | None
-    micro_batches: int | None
-    checkpointed: bool
 
 
 class LayerWatch:
@@ -76,16 +31,16 @@ class LayerWatch:
 
     def __init__(self, roots: Sequence[Module], clock: Clock) -> None:
         self.clock = clock
-        self.steps: list[_Step] = []  # with marks at every layer
-        self.light_steps: list[_Step] = []  # with marks at gradients and passes only
+        self.steps: list[StepMarks] = []  # with marks at every layer
+        self.light_steps: list[StepMarks] = []  # with marks at gradients and passes only
         self.recomputed = False
         self.modules, self.names = _watched(roots)
         self.parameters = named_parameters(roots)
         self.output_bytes: dict[int, int] = {}
         self._roots = tuple(roots)
         self._handles: list[Any] = []
-        self._step = _Step()
-        self._stack: list[_Call] = []
+        self._step = StepMarks()
+        self._stack: list[Call] = []
         self._in_backward = False
         self._update_began: Mark | None = None
 
@@ -114,7 +69,7 @@ class LayerWatch:
 
     def next_step(self, *, kept: bool) -> None:
         """A step ended: keep its marks or give them back."""
-        ended, self._step, self._stack = self._step, _Step(of_layers=not self._step.of_layers), []
+        ended, self._step, self._stack = self._step, StepMarks(of_layers=not self._step.of_layers), []
         if kept and ended.backwards:
             (self.steps if ended.of_layers else self.light_steps).append(ended)
         else:
@@ -127,7 +82,7 @@ class LayerWatch:
         self.steps.clear()
         self.light_steps.clear()
 
-    def _give_back(self, step: _Step) -> None:
+    def _give_back(self, step: StepMarks) -> None:
         for mark in step.marks():
             self.clock.done_with(mark)
 
@@ -140,7 +95,7 @@ class LayerWatch:
                 return
             if not self._step.of_layers and self._step.calls and not self._begins_pass():
                 return
-            call = _Call(number, self.clock.mark(), self._stack[-1] if self._stack else None)
+            call = Call(number, self.clock.mark(), self._stack[-1] if self._stack else None)
             self._stack.append(call)
             self._step.calls.append(call)
 
@@ -209,9 +164,9 @@ class LayerWatch:
         if not steps:
             return Passes(None, None, None, None, self.recomputed)
         return Passes(
-            forward_s=statistics.median(_total_s(_forward_passes(step)) for step in steps),
-            backward_s=statistics.median(_total_s(step.backwards) for step in steps),
-            update_s=statistics.median(_total_s(step.updates) for step in steps),
+            forward_s=statistics.median(total_s(forward_passes(step)) for step in steps),
+            backward_s=statistics.median(total_s(step.backwards) for step in steps),
+            update_s=statistics.median(total_s(step.updates) for step in steps),
             micro_batches=round(statistics.median(len(step.backwards) for step in steps)),
             checkpointed=self.recomputed,
         )
@@ -221,9 +176,9 @@ class LayerWatch:
         forward: dict[int, list[tuple[float, float, int]]] = defaultdict(list)
         backward: dict[int, list[tuple[float, float]]] = defaultdict(list)
         for step in self.steps:
-            for number, times in _forward_times(step).items():
+            for number, times in forward_times(step).items():
                 forward[number].append(times)
-            for number, span in _backward_times(step).items():
+            for number, span in backward_times(step).items():
                 backward[number].append(span)
         layers = [number for number in forward if not self._only_holds_others(number)]
         forward = {number: forward[number] for number in layers} or forward
@@ -278,7 +233,7 @@ class LayerWatch:
 
         rows = [span("backward", "backward", *pair) for pair in step.backwards]
         rows += [span("optimizer", "update", *pair) for pair in step.updates]
-        rows += [span("forward", "forward", *pair) for pair in _forward_passes(step)]
+        rows += [span("forward", "forward", *pair) for pair in forward_passes(step)]
         for call in step.calls:
             if call.end is not None:
                 rows.append(span("layer", self.names[call.module], call.begin, call.end))
@@ -367,51 +322,3 @@ def _watched(roots: Sequence[Module]) -> tuple[list[Module], list[str]]:
 
 def _is_leaf(module: Module) -> bool:
     return next(module.children(), None) is None
-
-
-def _total_s(pairs: Iterable[tuple[Mark, Mark]]) -> float:
-    return sum(elapsed_s(begin, end) for begin, end in pairs)
-
-
-def _forward_passes(step: _Step) -> list[tuple[Mark, Mark]]:
-    """From the first call after one backward to the begin of the next: the forward passes of a step."""
-    passes, since_s = [], 0.0
-    for begin, end in step.backwards:
-        first = next((c.begin for c in step.calls if since_s <= c.begin.wall_s <= begin.wall_s), None)
-        if first is not None:
-            passes.append((first, begin))
-        since_s = end.wall_s
-    return passes
-
-
-def _forward_times(step: _Step) -> dict[int, tuple[float, float, int]]:
-    """Module -> begin of its first call since forward began, its own time (watched children taken out), calls."""
-    if not step.calls:
-        return {}
-    origin = step.calls[0].begin
-    own: dict[int, list[float]] = defaultdict(lambda: [0.0, 0.0, 0])
-    for call in step.calls:
-        if call.end is None:
-            continue
-        duration_s = elapsed_s(call.begin, call.end)
-        entry = own[call.module]
-        if not entry[2]:
-            entry[0] = elapsed_s(origin, call.begin)
-        entry[1] += duration_s
-        entry[2] += 1
-        if call.parent is not None:
-            own[call.parent.module][1] -= duration_s
-    return {number: (start, max(0.0, total), int(calls)) for number, (start, total, calls) in own.items() if calls}
-
-
-def _backward_times(step: _Step) -> dict[int, tuple[float, float]]:
-    """Module -> begin of its backward since backward began, and its time up to the next module's begin."""
-    found: dict[int, tuple[float, float]] = {}
-    for which, (begin, end) in enumerate(step.backwards):
-        begins = [(number, mark) for at, number, mark in step.backward_begins if at == which]
-        for here, (number, mark) in enumerate(begins):
-            until = begins[here + 1][1] if here + 1 < len(begins) else end
-            start_s, before = elapsed_s(begin, mark), found.get(number)
-            duration_s = max(0.0, elapsed_s(mark, until))
-            found[number] = (before[0], before[1] + duration_s) if before else (start_s, duration_s)
-    return found

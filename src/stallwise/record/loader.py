@@ -67,9 +67,9 @@ class Source:
         self.stale = self.queued
 
     @property
-    def cut_short(self) -> bool:
-        """Whether the epoch has given as many batches as its loader would have, though not all were the loader's."""
-        return self.replayed > 0 and self.length is not None and self.given >= self.length
+    def full(self) -> bool:
+        """Whether the epoch has given as many batches as its loader has."""
+        return self.length is not None and self.given >= self.length
 
 
 def _length(loader: Any) -> int | None:
@@ -191,7 +191,9 @@ class Loaders:
     def _next(self, source: Source, advance: Callable[[], Any]) -> Any:
         start = time.monotonic()
         batch = self._listener.wants(source)
-        if source.cut_short:
+        # The loader itself knows no better than its own end; a replayed batch must not come after it, nor may the
+        # loader go on for as long as batches were replayed.
+        if source.full and (source.replayed or batch is not None):
             self._listener.ended(source)
             raise StopIteration
         if batch is not None:
