@@ -21,7 +21,7 @@ from validation.harness import Case, data_file
 
 _BCAFFE = "ssgd_traces/bcaffe_googlenet_k80"
 _LOG = f"{_BCAFFE}/tmp{{nodes}}comm.log"  # noqa: S108 (the name of their log)
-_COUNTS = (1, 2, 4, 8, 16, 32, 64)
+_COUNTS = tuple(range(1, 65))
 _WORDS = {
     "none": "every layer after backward",
     "fused": "SyncEASGD",
@@ -253,7 +253,7 @@ def _v5() -> list[Case]:
             compute=lambda folder, model=model, gpus=gpus: _bsp_samples_per_s(folder, model, gpus),
         )
         for model, truth in truths.items()
-        for gpus in (8, 16, 32, 64)
+        for gpus in range(8, 65, 4)
     ]
 
 
@@ -307,7 +307,7 @@ def _v6_v7() -> list[Case]:
             compute=lambda folder, gpus=gpus, scheme=scheme: _images_per_s(folder, gpus, scheme),
         )
         for scheme, part in (("wfbp", 0.03), ("mg-wfbp", 0.1))
-        for gpus in (8, 16, 32, 64)
+        for gpus in range(8, 65, 4)
         if (scheme, gpus) != ("wfbp", 8)  # the fitted one
     ]
     cases += [
