@@ -9,6 +9,16 @@ import typer
 
 from stallwise.cli.output import Json, no
 from stallwise.cli.report import As, View, show_profile
+from stallwise.cli.torchrun import (
+    MasterAddr,
+    MasterPort,
+    Nnodes,
+    NodeRank,
+    NprocPerNode,
+    RdzvBackend,
+    RdzvEndpoint,
+    RdzvId,
+)
 
 if TYPE_CHECKING:
     from stallwise.record.launch import Outcome, Progress
@@ -16,7 +26,6 @@ if TYPE_CHECKING:
 # Everything after the script belongs to the script, options too.
 CONTEXT = {"allow_extra_args": True, "ignore_unknown_options": True, "allow_interspersed_args": False}
 
-_TORCHRUN = "torchrun's options"
 _PROGRESS_S = 5.0
 
 
@@ -37,24 +46,14 @@ def profile(
     hang_after_s: Annotated[
         float, typer.Option("--hang-after", help="Seconds without a step after which the job counts as hung.")
     ] = 300.0,
-    nproc_per_node: Annotated[
-        str | None, typer.Option("--nproc-per-node", help="Processes on this node.", rich_help_panel=_TORCHRUN)
-    ] = None,
-    nnodes: Annotated[int, typer.Option("--nnodes", help="Nodes.", rich_help_panel=_TORCHRUN)] = 1,
-    node_rank: Annotated[int, typer.Option("--node-rank", help="This node's number.", rich_help_panel=_TORCHRUN)] = 0,
-    master_addr: Annotated[
-        str | None, typer.Option("--master-addr", help="Address of node 0.", rich_help_panel=_TORCHRUN)
-    ] = None,
-    master_port: Annotated[
-        int | None, typer.Option("--master-port", help="Port on node 0.", rich_help_panel=_TORCHRUN)
-    ] = None,
-    rdzv_backend: Annotated[
-        str | None, typer.Option("--rdzv-backend", help="Rendezvous back end.", rich_help_panel=_TORCHRUN)
-    ] = None,
-    rdzv_endpoint: Annotated[
-        str | None, typer.Option("--rdzv-endpoint", help="Rendezvous HOST:PORT.", rich_help_panel=_TORCHRUN)
-    ] = None,
-    rdzv_id: Annotated[str | None, typer.Option("--rdzv-id", help="Rendezvous id.", rich_help_panel=_TORCHRUN)] = None,
+    nproc_per_node: NprocPerNode = None,
+    nnodes: Nnodes = 1,
+    node_rank: NodeRank = 0,
+    master_addr: MasterAddr = None,
+    master_port: MasterPort = None,
+    rdzv_backend: RdzvBackend = None,
+    rdzv_endpoint: RdzvEndpoint = None,
+    rdzv_id: RdzvId = None,
     view: As = View.CARD,
     as_json: Json = False,
 ) -> None:

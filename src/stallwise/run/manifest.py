@@ -84,7 +84,7 @@ class RankRecord(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class ModelRecord(msgspec.Struct, frozen=True, kw_only=True):
-    """The trained model's features (see `workload.ModelFeatures`) and the passes of one step of the *layers* phase.
+    """The trained model's features and the passes of one step of the *layers* phase.
 
     `precision` is what multiplies (fp32, tf32, bf16, fp16, …); FLOPs are of one rank's step, forward and backward.
     Where `compiled`, or where the passes could not be told apart, times are null. `bucket_bytes` are DDP's buckets as

@@ -1,6 +1,5 @@
-"""What is trained, apart from machines: layers, gradients in the order they become ready, and a model's features."""
+"""What is trained, apart from machines: layers, and gradients in the order they become ready."""
 
-from stallwise.workload.features import ModelFeatures
 from stallwise.workload.layers import Layer, LayerTrace
 
-__all__ = ["Layer", "LayerTrace", "ModelFeatures"]
+__all__ = ["Layer", "LayerTrace"]
