@@ -17,7 +17,7 @@ from stallwise.model.graph import Graph, unroll
 from stallwise.model.iteration import iteration_graph
 from stallwise.model.overlap import Overlap, plan
 from stallwise.model.paths import longest_path
-from stallwise.model.step import predict_step, scaling_curve
+from stallwise.model.step import predict_step
 from stallwise.workload.layers import Layer, LayerTrace
 
 NODES = 200_000
@@ -101,7 +101,8 @@ def _curve() -> Result:
 
     def work() -> float:
         start = time.perf_counter()
-        scaling_curve(job, lambda n: lambda size: 2 * (n - 1) * 2e-5 + 2 * (n - 1) / n * 8e-10 * size, counts)
+        for n in counts:
+            predict_step(job, lambda size, n=n: 2 * (n - 1) * 2e-5 + 2 * (n - 1) / n * 8e-10 * size)
         return time.perf_counter() - start
 
     def single() -> float:

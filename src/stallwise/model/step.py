@@ -8,7 +8,7 @@ exchanging; what is left is compute. It adds up to the step and nothing in it is
 never makes a path longer.
 """
 
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from itertools import groupby
 
@@ -113,37 +113,6 @@ def predict_step(
 def alone(_: float) -> float:
     """The exchange of a single GPU: none."""
     return 0.0
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class ScalePoint:
-    """One point of a scaling curve: every GPU keeps its batch (weak scaling)."""
-
-    gpus: int
-    prediction: StepPrediction
-    speedup: float
-    """How many times as many samples per second as one GPU."""
-
-    @property
-    def efficiency(self) -> float:
-        """Part of linear scaling that is reached."""
-        return self.speedup / self.gpus
-
-
-def scaling_curve(
-    trace: LayerTrace,
-    exchange_of: Callable[[int], Prices | Exchange],
-    counts: Iterable[int],
-    overlap: Overlap | None = None,
-    loading_of: Callable[[int], Loading] = lambda _: Loading(),
-) -> tuple[ScalePoint, ...]:
-    """The step at each number of GPUs; `exchange_of(n)` prices a message among n of them."""
-    single = predict_step(trace, alone, overlap, loading_of(1))
-    points = []
-    for count in counts:
-        found = predict_step(trace, exchange_of(count), overlap, loading_of(count)) if count > 1 else single
-        points.append(ScalePoint(gpus=count, prediction=found, speedup=count * single.step_s / found.step_s))
-    return tuple(points)
 
 
 def _split(graph: Graph, step_s: float, planned: Plan) -> Split:
