@@ -1,6 +1,10 @@
-"""`make bench`: run every benchmark, or those named; exit 1 when a bar is not held."""
+"""`make bench`: run every benchmark, or those named; exit 1 when a bar is not held.
+
+`python -m benchmarks data.link whatif` runs parts; `--quick` asks those that can for small sizes.
+"""
 
 import importlib
+import os
 import pkgutil
 import sys
 
@@ -9,7 +13,11 @@ import benchmarks
 
 def main() -> int:
     """Print one line per claim."""
-    names = sys.argv[1:] or [m.name for m in pkgutil.iter_modules(benchmarks.__path__) if m.name[0] != "_"]
+    words = sys.argv[1:]
+    if "--quick" in words:
+        words.remove("--quick")
+        os.environ["STALLWISE_BENCH_QUICK"] = "1"
+    names = words or [m.name for m in pkgutil.iter_modules(benchmarks.__path__) if m.name[0] != "_"]
     missed = 0
     for name in names:
         module = importlib.import_module(f"benchmarks.{name}")

@@ -1,5 +1,7 @@
 """What every test shares: a clean user folder, the real command line, and what to do when something is missing."""
 
+import contextlib
+import io
 import os
 import subprocess
 import sys
@@ -7,8 +9,13 @@ from collections.abc import Callable
 from pathlib import Path
 
 import pytest
+from hypothesis import settings
 
 ROOT = Path(__file__).parents[1]
+
+# A law holds however busy the machine is; what may take how long is measured in `benchmarks/`.
+settings.register_profile("stallwise", deadline=None)
+settings.load_profile("stallwise")
 
 
 @pytest.fixture(autouse=True)
@@ -53,6 +60,24 @@ def cli(tmp_path: Path) -> Cli:
         )
         assert done.returncode == code, f"exit {done.returncode}\n{done.stdout}\n{done.stderr}"
         assert "Traceback" not in done.stderr, done.stderr
+        return done
+
+    return run
+
+
+@pytest.fixture
+def ask(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Cli:
+    """Likewise without a process of its own: for the many answers of a command that other tests start for real."""
+    from stallwise.cli.main import run as program
+
+    def run(*arguments: str, code: int = 0, cwd: Path | None = None) -> subprocess.CompletedProcess[str]:
+        monkeypatch.chdir(cwd or tmp_path)
+        monkeypatch.setattr(sys, "argv", ["stallwise", *arguments])
+        out, err = io.StringIO(), io.StringIO()
+        with contextlib.redirect_stdout(out), contextlib.redirect_stderr(err), pytest.raises(SystemExit) as left:
+            program()
+        done = subprocess.CompletedProcess(sys.argv, int(left.value.code or 0), out.getvalue(), err.getvalue())
+        assert done.returncode == code, f"exit {done.returncode}\n{done.stdout}\n{done.stderr}"
         return done
 
     return run

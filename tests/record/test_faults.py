@@ -76,9 +76,9 @@ def test_stacks_of_a_rank_that_is_busy_elsewhere_are_asked_for(tmp_path: Path) -
     assert "in stray" in (job.run / "stacks/rank-1.txt").read_text()
 
 
-@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
-def test_interrupted_it_shows_what_was_measured(tmp_path: Path, number: int) -> None:
-    job = Profiled(tmp_path, *TWO, TRAIN, "--workers", "1")
+@pytest.mark.parametrize(("number", "ranks"), [(signal.SIGINT, TWO), (signal.SIGTERM, ())])
+def test_interrupted_it_shows_what_was_measured(tmp_path: Path, number: int, ranks: tuple[str, ...]) -> None:
+    job = Profiled(tmp_path, *ranks, TRAIN, "--workers", "1")
     job.wait_for_rounds(2)
     job.interrupt(number)
     job.ended(1)

@@ -67,6 +67,7 @@ def misses(folder: Path, script: str) -> list[str]:
     return said
 
 
+@pytest.mark.alone
 @pytest.mark.parametrize("script", list(OLD))
 def test_a_slow_loader_is_found_as_the_bare_script_shows_it(tmp_path: Path, script: str) -> None:
     # The cores are shared with whatever else runs: a second measurement is allowed.

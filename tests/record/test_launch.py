@@ -40,20 +40,7 @@ def test_two_nodes_without_a_shared_folder_are_joined_later(tmp_path: Path, cli:
     assert {path: path.read_bytes() for path in copied.rglob("*") if path.is_file()} == before, "only read"
 
 
-def test_two_nodes_with_a_shared_folder_need_no_joining(tmp_path: Path) -> None:
-    address = ("--nnodes", "2", "--master-addr", "127.0.0.1", "--master-port", free_port())
-    jobs = [
-        Profiled(tmp_path, *address, "--node-rank", str(rank), "--max-time", "0.5", TRAIN, "--workers", "1")
-        for rank in (0, 1)
-    ]
-    jobs[1].ended(0)
-    jobs[0].ended(0)
-    shown = jobs[0].shown()
-    assert shown["state"] == "complete"
-    assert shown["counts"]["ranks_seen"] == 2
-
-
-def test_two_ranks_on_each_of_two_nodes_tell_link_from_network(tmp_path: Path) -> None:
+def test_two_nodes_of_two_ranks_in_a_shared_folder_tell_link_from_network(tmp_path: Path) -> None:
     address = ("--nnodes", "2", "--nproc-per-node", "2", "--master-addr", "127.0.0.1", "--master-port", free_port())
     jobs = [
         Profiled(tmp_path, *address, "--json", "--node-rank", str(rank), "--max-time", "3", TRAIN, "--workers", "0")
@@ -63,9 +50,11 @@ def test_two_ranks_on_each_of_two_nodes_tell_link_from_network(tmp_path: Path) -
     found = json.loads(jobs[0].ended(0, patience_s=60).out)
     assert found["split"]["interconnect"] is not None
     assert found["split"]["network"] is not None
-    phases = {phase["name"]: phase["steps"] for phase in jobs[0].shown()["phases"]}
+    shown = jobs[0].shown()
+    assert shown["state"] == "complete", "nothing is left to be joined"
+    assert shown["counts"]["ranks_seen"] == 4
+    phases = {phase["name"]: phase["steps"] for phase in shown["phases"]}
     assert phases["node only"] > 0
-    assert jobs[0].shown()["counts"]["ranks_seen"] == 4
 
 
 def test_another_launcher_starts_the_recorder_itself(tmp_path: Path, cli: Cli) -> None:

@@ -49,6 +49,7 @@ def bare(*options: str) -> dict[str, float]:
     return found
 
 
+@pytest.mark.alone
 def test_gradients_come_in_reverse_and_end_with_backward(tmp_path: Path) -> None:
     misses = []
     for attempt in range(2):
@@ -74,6 +75,7 @@ def test_gradients_come_in_reverse_and_end_with_backward(tmp_path: Path) -> None
     pytest.fail("; ".join(misses))
 
 
+@pytest.mark.alone
 def test_a_slow_layer_is_named_and_features_are_counted(tmp_path: Path) -> None:
     found = profiled(tmp_path / "run", "--slow", "1")
     first, second = found.profile["layers"][:2]
@@ -89,6 +91,7 @@ def test_a_slow_layer_is_named_and_features_are_counted(tmp_path: Path) -> None:
     assert model.activation_bytes is None, "this network keeps nothing but its weights"
 
 
+@pytest.mark.alone
 def test_checkpointing_does_not_double_the_forward_pass(tmp_path: Path) -> None:
     found = profiled(tmp_path / "run", "--how", "checkpoint")
     model = found.run.manifest.model
@@ -101,6 +104,7 @@ def test_checkpointing_does_not_double_the_forward_pass(tmp_path: Path) -> None:
     assert found.run.table("layers")["calls"].to_list() == [1] * 6
 
 
+@pytest.mark.alone
 def test_accumulation_is_counted_in_micro_batches(tmp_path: Path) -> None:
     model = profiled(tmp_path / "run", "--how", "accumulate").run.manifest.model
     assert model is not None

@@ -69,7 +69,7 @@ def test_two_nodes_of_two_ranks_have_three_links(tmp_path: Path) -> None:
     jobs = []
     for number, node in enumerate(nodes):
         node.mkdir()
-        jobs.append(probing(node, *address, "--node-rank", str(number), "--max-time", "6", "--max-mib", "1"))
+        jobs.append(probing(node, *address, "--node-rank", str(number), "--max-time", "3", "--max-mib", "1"))
     jobs[1].ended(0, patience_s=90)
     jobs[0].ended(0, patience_s=90)
     assert "node 0 shows the result" in jobs[1].said
@@ -163,8 +163,8 @@ def test_nccl_without_gpus_is_refused_by_the_ranks(tmp_path: Path) -> None:
 
 def test_a_node_that_does_not_come_is_not_waited_for_without_end(tmp_path: Path) -> None:
     address = ("--nnodes", "2", "--master-addr", "127.0.0.1", "--master-port", free_port())
-    job = probing(tmp_path, *address, "--wait", "6").ended(2, patience_s=40)
-    assert "did not find each other within 6 s" in job.said
+    job = probing(tmp_path, *address, "--wait", "3").ended(2, patience_s=40)
+    assert "did not find each other within 3 s" in job.said
 
 
 def test_which_ranks_exchange() -> None:
@@ -194,6 +194,7 @@ def test_a_record_with_impossible_numbers_gives_no_cost() -> None:
         cost_of(msgspec.structs.replace(made, fit=msgspec.structs.replace(made.fit, large=broken)))
 
 
+@pytest.mark.alone
 @pytest.mark.parametrize("rate_mbit", [1000, pytest.param(400, marks=pytest.mark.soak)])
 def test_the_rate_of_a_link_is_found_and_carries_over_to_more_ranks(tmp_path: Path, rate_mbit: int) -> None:
     """Two hosts, two ranks each. Bars, written beforehand: 10 % of ring theory; 10 % from two ranks to four.
@@ -201,7 +202,7 @@ def test_the_rate_of_a_link_is_found_and_carries_over_to_more_ranks(tmp_path: Pa
     In a ring of two, every byte of the message crosses the link once in each direction.
     """
     address = ("--nnodes", "2", "--nproc-per-node", "2", "--master-addr", "10.99.0.1", "--master-port", free_port())
-    options = ("--max-time", "15", "--max-mib", "16", "-o", str(tmp_path / "machine.json"))
+    options = ("--max-time", "10", "--max-mib", "16", "-o", str(tmp_path / "machine.json"))
     with two_hosts() as hosts:
         shape(hosts, rate_mbit)
         started = [

@@ -51,6 +51,7 @@ _CONTRASTS = """() => {
 }"""
 
 Scheme = Literal["light", "dark"]
+pytestmark = pytest.mark.xdist_group("report")
 
 
 @pytest.fixture(scope="module")

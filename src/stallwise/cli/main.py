@@ -9,7 +9,7 @@ from typing import Annotated
 import typer
 
 import stallwise
-from stallwise.cli import catalog, compare, doctor, probe, profile, report, show, trace, whatif
+from stallwise.cli import catalog, compare, data, doctor, predict, probe, profile, report, show, spot, trace, whatif
 from stallwise.cli import run as run_commands
 from stallwise.cli.output import Exit
 from stallwise.errors import StallwiseError
@@ -43,9 +43,12 @@ app.command("probe")(probe.probe)
 app.command("show")(show.show)
 app.command("compare")(compare.compare)
 app.command("whatif")(whatif.whatif)
+app.command("predict")(predict.predict)
 app.command("doctor")(doctor.doctor)
 app.add_typer(catalog.app, name="catalog")
+app.add_typer(data.app, name="data")
 app.add_typer(run_commands.app, name="run")
+app.add_typer(spot.app, name="spot")
 app.add_typer(trace.app, name="trace")
 
 

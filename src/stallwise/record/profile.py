@@ -6,6 +6,7 @@ from typing import TYPE_CHECKING
 
 from stallwise.model.intervals import Interval, median_of_block_means
 from stallwise.record import plan
+from stallwise.record.bucket import BucketUse, bucket_use_of
 from stallwise.record.split import Measured, Skew, Split, measure
 from stallwise.record.verdict import Verdict, judge
 from stallwise.run.manifest import ModelRecord, NodeRecord, State, WorldRecord
@@ -88,6 +89,8 @@ class Profile:
     peak_memory_bytes: int | None
     happenings: tuple[Happening, ...]
     notes: tuple[str, ...]
+    bucket: BucketUse | None = None
+    """Where its data came from a bucket."""
 
 
 def profile_of(run: Run) -> Profile:
@@ -122,6 +125,7 @@ def profile_of(run: Run) -> Profile:
         peak_memory_bytes=max((r.peak_memory_bytes for r in known.ranks if r.peak_memory_bytes), default=None),
         happenings=_happenings(run.table("events")),
         notes=known.notes,
+        bucket=bucket_use_of(run),
     )
 
 

@@ -161,10 +161,19 @@ def drop_cached_pages(path: str | bytes) -> None:
         os.close(file)
 
 
+_folder: str | None = None
+
+
+def collecting_folder() -> str | None:
+    """Where this process may leave what it measured about loading; None where nobody profiles."""
+    return _folder
+
+
 class WatchedFetch:
     """Stands in for a fetcher's `fetch`: measures it, and follows the control byte."""
 
     def __init__(self, folder: str, loader: int, worker: int) -> None:
+        self.folder = folder
         self.account = Account(folder, loader, worker)
         self._control = Control(folder)
         self._cold_reads: _ColdReads | None = None
@@ -203,6 +212,8 @@ class WorkerStart:
 
 def watch_fetchers(watched: WatchedFetch) -> None:
     """From now on every fetcher of this process goes through `watched`."""
+    global _folder
+    _folder = watched.folder
     from torch.utils.data._utils import fetch as fetchers
 
     for kind in (fetchers._MapDatasetFetcher, fetchers._IterableDatasetFetcher):
@@ -218,6 +229,8 @@ def watch_fetchers(watched: WatchedFetch) -> None:
 
 def unwatch_fetchers() -> None:
     """The fetchers of this process are again what they were."""
+    global _folder
+    _folder = None
     from torch.utils.data._utils import fetch as fetchers
 
     for kind in (fetchers._MapDatasetFetcher, fetchers._IterableDatasetFetcher):

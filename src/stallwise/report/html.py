@@ -9,7 +9,7 @@ from stallwise.errors import InputError
 from stallwise.record.detail import Detail
 from stallwise.record.profile import Profile
 from stallwise.report import parts
-from stallwise.report.html_detail import layers_section, ranks_section
+from stallwise.report.html_detail import bucket_section, layers_section, ranks_section
 from stallwise.report.markup import Cell, Raw, Row, key_of, number, section, table
 from stallwise.report.style import BODY_STYLE, KINDS, STYLE
 from stallwise.report.svg import Piece, bar
@@ -63,6 +63,7 @@ def _article(profile: Profile, detail: Detail, *, linked: bool) -> str:
     made = {
         "step": ("Where a step goes", _split(profile)),
         "data": ("From storage to the device", _rates(profile)),
+        "bucket": ("Bucket", bucket_section(profile)),
         "ranks": ("Ranks", ranks_section(profile, detail)),
         "layers": ("Layers", layers_section(profile, detail)),
         "more": ("Beside the split", _beside(profile)),
@@ -202,7 +203,7 @@ def _rate_words(name: str, row: parts.RateRow) -> str:
 
 
 def _beside(profile: Profile) -> str:
-    facts: list[Row] = [[name, said] for name, said in parts.facts(profile) if name != "beside steps"]
+    facts: list[Row] = [[name, said] for name, said in parts.facts(profile) if name not in {"beside steps", "bucket"}]
     body = table("Also measured", None, facts)
     if profile.happenings:
         rows: list[Row] = [

@@ -1,7 +1,8 @@
-"""The page's sections on ranks and on layers; each is empty where the run does not say."""
+"""The page's sections on the bucket, on ranks and on layers; each is empty where the run does not say."""
 
 from html import escape
 
+from stallwise.record.bucket import Waits
 from stallwise.record.detail import Detail, GradientReady, RankTimes
 from stallwise.record.profile import LayerTime, Profile
 from stallwise.report import parts
@@ -56,6 +57,22 @@ def _rank_row(rank: RankTimes, profile: Profile, reach_s: float) -> Row:
         number(_UNKNOWN if rank.data_wait_s is None else show_seconds(rank.data_wait_s)),
         Cell(_UNKNOWN if rank.peak_memory_bytes is None else show_memory(rank.peak_memory_bytes), "n wide"),
     ]
+
+
+def bucket_section(profile: Profile) -> str:
+    """What loading from a bucket waited for, per batch."""
+    use = profile.bucket
+    if use is None:
+        return ""
+    meanings = {"network": "the store", "cache": "the node's cache", "decode": "decoding", "queue": "its turn"}
+    rows: list[Row] = []
+    for part, meaning in meanings.items():
+        waits: Waits | None = getattr(use.total, part)
+        shown = (_UNKNOWN,) * 3 if waits is None else (waits.mean_s, waits.p50_s, waits.p95_s)
+        rows.append([meaning, *(number(_UNKNOWN if isinstance(s, str) else show_seconds(s)) for s in shown)])
+    said = dict(parts.facts(profile))["bucket"]
+    head: Row = ["a batch waits for", number("mean"), number("median"), number("95 of 100 below")]
+    return f"<p>{escape(said)}.</p>" + table("In the processes that load, while the script runs as it is", head, rows)
 
 
 def layers_section(profile: Profile, detail: Detail) -> str:

@@ -6,6 +6,7 @@ from dataclasses import dataclass
 from pathlib import PurePath
 
 from stallwise.model.stalls import Share
+from stallwise.record.bucket import BucketUse
 from stallwise.record.profile import Happening, LayerTime, Profile, Rate
 from stallwise.report.text import show_bounds, show_memory, show_number, show_percent, show_seconds
 from stallwise.run.manifest import NodeRecord
@@ -156,8 +157,20 @@ def facts(profile: Profile) -> Iterator[tuple[str, str]]:
     yield "peak memory", f"{peak} · MFU {'unknown' if profile.mfu is None else show_percent(profile.mfu)}"
     if profile.layers:
         yield "slowest layer", _slowest_layer(profile.layers)
+    if profile.bucket is not None:
+        yield "bucket", _bucket(profile.bucket)
     if profile.happenings:
         yield "beside steps", ", ".join(_happening(happening) for happening in profile.happenings)
+
+
+def _bucket(use: BucketUse) -> str:
+    total = use.total
+    again = f" ({total.retries:,} again)" if total.retries else ""
+    cached = "" if not total.hit_share else f", {show_percent(total.hit_share)} of samples from the node's cache"
+    cost = f", {use.usd:.2g} dollars" if use.usd else ""
+    waits = ((total.network, "the store"), (total.cache, "the cache"), (total.decode, "decoding"))
+    said = ", ".join(f"{show_seconds(wait.mean_s)} for {what}" for wait, what in waits if wait.mean_s > 0)
+    return f"{total.requests:,} requests{again}{cached}{cost}; a batch waits {said or 'for nothing'}"
 
 
 def layer_s(layer: LayerTime) -> float:

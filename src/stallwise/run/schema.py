@@ -63,6 +63,26 @@ class BatchRow(NamedTuple):
     block: Annotated[int | None, Column("Int32", "block the rank was in when the batch was prepared")] = None
 
 
+class LoadRow(NamedTuple):
+    """One batch that came from a bucket, as the process that loaded it saw it."""
+
+    rank: Annotated[int, Column("Int32", "rank the batch was loaded for")]
+    worker: Annotated[int | None, Column("Int32", "loader worker; null where the rank loads its own data")]
+    start_s: Annotated[float, Column("Float64", "begin, on the same clock as steps.start_s")]
+    wall_s: Annotated[float, Column("Float64", "wall-clock time from being asked to the decoded samples")]
+    samples: Annotated[int, Column("Int64", "samples in the batch")]
+    data_bytes: Annotated[int, Column("Int64", "bytes of their objects")]
+    hits: Annotated[int, Column("Int64", "samples from the node's cache")]
+    requests: Annotated[int, Column("Int64", "requests that ended since the last batch, those made ahead included")]
+    retries: Annotated[int, Column("Int64", "of them, second and later tries")]
+    fetched_bytes: Annotated[int, Column("Int64", "bytes that came from the store since the last batch")]
+    network_s: Annotated[float, Column("Float64", "part of wall_s spent waiting for the store")]
+    cache_s: Annotated[float, Column("Float64", "part of wall_s spent reading the node's cache")]
+    decode_s: Annotated[float, Column("Float64", "part of wall_s spent in the decode function")]
+    queue_s: Annotated[float | None, Column("Float64", "how long the batch lay in the worker's queue before")] = None
+    phase: Annotated[str | None, Column("String", "phase the rank was in when the batch was loaded")] = None
+
+
 class EventRow(NamedTuple):
     """Something that takes time and is no steady step: checkpoint, validation, epoch boundary, start-up."""
 
@@ -168,6 +188,7 @@ def table_of(name: str, row: type[tuple[Any, ...]]) -> Table:
 TABLES: dict[str, Table] = {
     "steps": table_of("steps", StepRow),
     "batches": table_of("batches", BatchRow),
+    "loads": table_of("loads", LoadRow),
     "events": table_of("events", EventRow),
     "layers": table_of("layers", LayerRow),
     "gradients": table_of("gradients", GradientRow),

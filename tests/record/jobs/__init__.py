@@ -4,6 +4,7 @@ import contextlib
 import json
 import os
 import signal
+import socket
 import subprocess
 import sys
 import time
@@ -95,6 +96,32 @@ class Profiled:
         """What lies beside the run that was not there before."""
         names = {self.run.name, *known}
         return sorted(path.name for path in self.folder.iterdir() if path.name not in names)
+
+
+def plain_ranks(ranks: int, *command: str, timeout_s: float = 90) -> str:
+    """What rank 0 of a bare job prints. Started with torchrun's variables and without its seconds of starting up."""
+    with socket.socket() as probe:
+        probe.bind(("127.0.0.1", 0))
+        port = str(probe.getsockname()[1])
+    world = {"WORLD_SIZE": str(ranks), "LOCAL_WORLD_SIZE": str(ranks), "OMP_NUM_THREADS": "1"}
+    world |= {"MASTER_ADDR": "127.0.0.1", "MASTER_PORT": port}
+    started = [
+        subprocess.Popen(
+            [sys.executable, *command],
+            stdout=subprocess.PIPE,
+            stderr=subprocess.PIPE,
+            text=True,
+            env=os.environ | world | {"RANK": str(rank), "LOCAL_RANK": str(rank)},
+        )
+        for rank in range(ranks)
+    ]
+    try:
+        said = [process.communicate(timeout=timeout_s) for process in started]
+    finally:
+        for process in started:
+            process.kill()
+    assert not any(process.returncode for process in started), [err[-2000:] for _, err in said]
+    return said[0][0]
 
 
 def marked(mark: str) -> list[psutil.Process]:

@@ -9,6 +9,8 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from tests.record.jobs import plain_ranks
+
 JOB = Path(__file__).with_name("job.py")
 PARTS = ("compute", "copy", "interconnect", "network", "prep", "fetch")
 
@@ -20,12 +22,15 @@ class Setup:
     ranks: int
     options: tuple[str, ...]
 
-    def bare_s(self, steps: int = 80) -> float:
+    def bare_s(self, steps: int = 60) -> float:
         """Mean step of the uninstrumented script, by its own clock."""
-        torchrun = ["-m", "torch.distributed.run", "--standalone", "--nproc-per-node", str(self.ranks)]
-        command = [sys.executable, *(torchrun if self.ranks else []), str(JOB), *self.options, "--steps", str(steps)]
-        done = subprocess.run(command, capture_output=True, text=True, check=True, timeout=120)
-        return float(json.loads(done.stdout.strip().splitlines()[-1])["step_s"])
+        command = [str(JOB), *self.options, "--steps", str(steps)]
+        if self.ranks:
+            said = plain_ranks(self.ranks, *command)
+        else:
+            bare = [sys.executable, *command]
+            said = subprocess.run(bare, capture_output=True, text=True, check=True, timeout=120).stdout
+        return float(json.loads(said.strip().splitlines()[-1])["step_s"])
 
     def profiled(self, folder: Path, max_time_s: float = 9) -> dict[str, Any]:
         """What `stallwise profile --json` says of the same script."""
@@ -63,18 +68,14 @@ class Recovered:
         return abs(self.added_s[part]) <= self.noise_s[part]
 
 
-def recover(base: Setup, injected: dict[str, Setup], folder: Path, turns: int = 2) -> dict[str, Recovered]:
-    """Bare runs without and with each injection in turns, then one profile of each."""
+def recover(base: Setup, injected: dict[str, Setup], folder: Path) -> dict[str, Recovered]:
+    """Bare runs with each injection between two without, so that no drift counts; then one profile of each."""
+    first_s = base.bare_s()
+    with_s = {name: setup.bare_s() for name, setup in injected.items()}
+    without_s = statistics.mean((first_s, base.bare_s()))
     setups = {"base": base, **injected}
-    bare: dict[str, list[float]] = {name: [] for name in setups}
-    for _ in range(turns):
-        for name, setup in setups.items():
-            bare[name].append(setup.bare_s())
     profiles = {name: setup.profiled(folder / name.replace(" ", "-")) for name, setup in setups.items()}
-    without_s = statistics.mean(bare["base"])
-    return {
-        name: compare(profiles["base"], profiles[name], statistics.mean(bare[name]) - without_s) for name in injected
-    }
+    return {name: compare(profiles["base"], profiles[name], with_s[name] - without_s) for name in injected}
 
 
 def compare(before: dict[str, Any], after: dict[str, Any], truth_s: float) -> Recovered:

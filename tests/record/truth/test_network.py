@@ -19,15 +19,18 @@ from tests.record.truth.hosts import Host, shape, two_hosts
 PARAMETERS = 4_000_000
 OPTIONS = ("--workers", "1", "--parameters", str(PARAMETERS), "--compute", "0.060", "--layers", "8")
 RATES_MBIT = (2000, 1000, 500)
+pytestmark = pytest.mark.alone
 _ports = iter(range(29710, 29790))
 
 
-def on_both(hosts: tuple[Host, Host], *words: str) -> list[subprocess.CompletedProcess[str]]:
-    """Run a torchrun-like command on both hosts; `{node}` and `{port}` are filled in."""
+def on_both(
+    hosts: tuple[Host, Host], *words: str, variables: tuple[str, ...] = ()
+) -> list[subprocess.CompletedProcess[str]]:
+    """Run a Python command on both hosts, with `NAME=value` variables; `{node}` and `{port}` are filled in."""
     port = str(next(_ports))
     started = [
         subprocess.Popen(
-            host.command(sys.executable, *(word.format(node=node, port=port) for word in words)),
+            host.command(*(word.format(node=node, port=port) for word in (*variables, sys.executable, *words))),
             stdout=subprocess.PIPE,
             stderr=subprocess.PIPE,
             text=True,
@@ -45,11 +48,13 @@ def on_both(hosts: tuple[Host, Host], *words: str) -> list[subprocess.CompletedP
 
 WORLD = ("--nnodes", "2", "--node-rank", "{node}", "--nproc-per-node", "1")
 ADDRESS = ("--master-addr", "10.99.0.1", "--master-port", "{port}")
+# What torchrun would tell the bare ranks, without its seconds of starting up.
+RANK = ("RANK={node}", "LOCAL_RANK=0", "WORLD_SIZE=2", "MASTER_ADDR=10.99.0.1", "MASTER_PORT={port}")
 
 
 def bare_s(hosts: tuple[Host, Host], *more: str) -> float:
-    words = ("-m", "torch.distributed.run", *WORLD, *ADDRESS, str(JOB), *OPTIONS, *more, "--steps", "50")
-    return float(json.loads(on_both(hosts, *words)[0].stdout.strip().splitlines()[-1])["step_s"])
+    words = (str(JOB), *OPTIONS, *more, "--steps", "50")
+    return float(json.loads(on_both(hosts, *words, variables=RANK)[0].stdout.strip().splitlines()[-1])["step_s"])
 
 
 def network_s(hosts: tuple[Host, Host], folder: Path) -> float:

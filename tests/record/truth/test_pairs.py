@@ -26,9 +26,9 @@ INJECTIONS = {
 }
 PAIRS = list(itertools.combinations(INJECTIONS, 2))
 TURNS = 2
+pytestmark = [pytest.mark.alone, pytest.mark.soak]
 
 
-@pytest.mark.soak
 @pytest.mark.parametrize(("upper", "lower"), PAIRS, ids=str)
 def test_two_injections_are_found_as_the_ladder_takes_them_away(upper: str, lower: str, tmp_path: Path) -> None:
     (more, first), (less, second) = INJECTIONS[upper], INJECTIONS[lower]

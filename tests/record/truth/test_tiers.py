@@ -17,6 +17,7 @@ from tests.record.truth.test_network import ADDRESS, on_both
 OPTIONS = ("--workers", "0", "--parameters", "2000000", "--compute", "0.120", "--layers", "8")
 WORLD = ("--nnodes", "2", "--node-rank", "{node}", "--nproc-per-node", "2")
 RATE_MBIT = 1000
+pytestmark = [pytest.mark.alone, pytest.mark.soak]
 
 
 def bare_s(hosts: tuple[Host, Host], *more: str) -> float:
@@ -34,7 +35,6 @@ def split(hosts: tuple[Host, Host], folder: Path) -> dict[str, float]:
     return {**parts, "step": found["step_s"]}
 
 
-@pytest.mark.soak
 def test_inside_and_between_are_told_apart(tmp_path: Path) -> None:
     misses: list[str] = []
     with two_hosts() as hosts:

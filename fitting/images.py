@@ -1,0 +1,116 @@
+"""Image networks: non-negative coefficients of the kinds of work, then a ridge correction, then single networks."""
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import numpy as np
+from scipy.optimize import nnls
+
+from fitting.power import PER_JOULE
+from fitting.ridge import Vector, design, robust
+from stallwise.model.compute import Demand, shares, step_s
+from stallwise.model.compute_image import ImageSetup, demand, features
+
+Coefficients = dict[str, dict[str, float]]
+_SCALE = 0.03  # residuals beyond this count less
+_ALONE = 1.0  # rows of one network that its own effect is held back by
+_PENALTIES = {
+    "family": (3.0, 6.0),
+    "branch": (3.0, 6.0),
+    "software": (0.5, 10.0),
+    "layout": (0.5, 5.0),
+    "gpu": (1.0, 15.0),
+}
+
+
+@dataclass(frozen=True)
+class ImageFit:
+    """Coefficients by layout, and weights of the correction."""
+
+    coefficients: Coefficients
+    weights: dict[str, float]
+
+
+def penalty(name: str) -> float:
+    """Plain values 2, the intercept next to nothing, labels by kind; single networks come later."""
+    if name == "1":
+        return 0.01
+    if name.startswith("network="):
+        return np.inf
+    kind = name.partition("=")[0]
+    return _PENALTIES[kind]["×" in name] if kind in _PENALTIES else 2.0
+
+
+def demands(setups: Sequence[ImageSetup]) -> list[Demand]:
+    """What every set-up asks of its GPU."""
+    return [demand(setup, PER_JOULE) for setup in setups]
+
+
+def fit(setups: Sequence[ImageSetup], asked: Sequence[Demand], log_s: Vector) -> ImageFit:
+    """Physics, correction, networks."""
+    coefficients = _coefficients(setups, asked, log_s)
+    physics = np.array([_physics(s, d, coefficients) for s, d in zip(setups, asked, strict=True)])
+    rows = [_features(s, d, coefficients) for s, d in zip(setups, asked, strict=True)]
+    found = design(rows, penalty)
+    beta = robust(found.values, log_s - physics, found.penalties, scale=_SCALE)
+    weights = dict(zip(found.names, beta.tolist(), strict=True))
+    residual = log_s - physics - found.values @ beta
+    return ImageFit(coefficients, weights | _single(setups, residual))
+
+
+def predict(fitted: ImageFit, setups: Sequence[ImageSetup], asked: Sequence[Demand]) -> Vector:
+    """Logarithm of the seconds of one image."""
+    found = []
+    for setup, wanted in zip(setups, asked, strict=True):
+        row = _features(setup, wanted, fitted.coefficients)
+        value = sum(fitted.weights.get(name, 0.0) * x for name, x in row.items())
+        found.append(_physics(setup, wanted, fitted.coefficients) + value)
+    return np.array(found)
+
+
+def _coefficients(setups: Sequence[ImageSetup], asked: Sequence[Demand], log_s: Vector) -> Coefficients:
+    """Least squares of relative errors by layout, alternating with one factor per software; outliers count less."""
+    kinds = sorted({kind for wanted in asked for kind in wanted.seconds})
+    work = np.array([[wanted.seconds.get(kind, 0.0) for kind in kinds] for wanted in asked])
+    layouts = np.array([setup.layout for setup in setups])
+    software = np.array([setup.software for setup in setups])
+    factor, physics = np.zeros(len(log_s)), np.zeros(len(log_s))
+    found: Coefficients = {}
+    for _ in range(3):
+        for layout in sorted(set(layouts)):
+            here = layouts == layout
+            best = _relative(work[here] / np.exp(log_s - factor)[here][:, None])
+            found[layout] = dict(zip(kinds, best.tolist(), strict=True))
+            physics[here] = np.log(work[here] @ best)
+        for name in set(software):
+            factor[software == name] = np.median((log_s - physics)[software == name])
+    return found
+
+
+def _relative(ratios: Vector) -> Vector:
+    weights = np.ones(len(ratios))
+    for _ in range(3):
+        best, _ = nnls(ratios * weights[:, None], weights)
+        weights = 1 / np.sqrt(1 + ((ratios @ best - 1) / 0.3) ** 2)
+    return np.asarray(best)
+
+
+def _physics(setup: ImageSetup, wanted: Demand, coefficients: Coefficients) -> float:
+    return float(np.log(step_s(wanted, coefficients.get(setup.layout, coefficients["nchw"]))))
+
+
+def _features(setup: ImageSetup, wanted: Demand, coefficients: Coefficients) -> dict[str, float]:
+    return features(setup, shares(wanted, coefficients.get(setup.layout, coefficients["nchw"])))
+
+
+def _single(setups: Sequence[ImageSetup], residual: Vector) -> dict[str, float]:
+    """What is left of each network, and of it in each layout, drawn towards zero by how few rows say so."""
+    found: dict[str, float] = {}
+    for labels in (lambda s: f"network={s.network}", lambda s: f"network={s.network}×layout={s.layout}"):
+        names = np.array([labels(setup) for setup in setups])
+        order, where = np.unique(names, return_inverse=True)
+        clipped = np.clip(residual, -0.5, 0.5)
+        effect = np.bincount(where, clipped) / (np.bincount(where) + _ALONE)
+        residual = residual - effect[where]
+        found |= {name: value for name, value in zip(order.tolist(), effect.tolist(), strict=True) if abs(value) > 0.01}
+    return found

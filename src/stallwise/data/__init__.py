@@ -1,0 +1,31 @@
+"""From bucket to tensor: a dataset over plain objects, look-ahead in the sampler's order, a cache for the node."""
+
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from stallwise.data.accounts import Account
+    from stallwise.data.cache import NodeCache
+    from stallwise.data.dataset import BucketDataset
+    from stallwise.data.deli import DeliMode
+    from stallwise.data.lookahead import Lookahead
+    from stallwise.data.sticky import StickySampler
+
+__all__ = ["Account", "BucketDataset", "DeliMode", "Lookahead", "NodeCache", "StickySampler"]
+
+_HOMES = {
+    "Account": "accounts",
+    "BucketDataset": "dataset",
+    "DeliMode": "deli",
+    "Lookahead": "lookahead",
+    "NodeCache": "cache",
+    "StickySampler": "sticky",
+}
+
+
+def __getattr__(name: str) -> Any:
+    # Torch is needed by the dataset and the sampler only; the cache and the commands do without.
+    if name not in _HOMES:
+        raise AttributeError(f"module 'stallwise.data' has no attribute {name!r}")
+    import importlib
+
+    return getattr(importlib.import_module(f"stallwise.data.{_HOMES[name]}"), name)

@@ -1,0 +1,373 @@
+"""Measures a bucket from here: how long a list and a GET take, and what more requests at a time bring.
+
+1. Pages of the listing are read, as many as a quarter of the time allows and ten at most.
+2. Objects are fetched one after the other; each GET is timed to its first byte and to its last.
+3. With 1, 2, 4, … requests at a time, objects are fetched for a second or two each, until more bring less than 5 % more
+   objects (the rule by which a dataset tunes itself, `tuning`) twice in a row. Every thread's first request opens a
+   connection and does not count.
+
+Objects are taken in a random order, so that a store that keeps what it sent lately is not flattered more than a
+shuffled epoch would be. Nothing is written.
+"""
+
+import itertools
+import os
+import random
+import statistics
+import threading
+import time
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass
+from typing import NamedTuple
+
+from stallwise.data.fetch import Fetcher
+from stallwise.data.objects import ObjectRef
+from stallwise.data.store import Bucket, redacted
+from stallwise.data.tuning import GAIN, ROUNDS
+from stallwise.errors import InputError, ObjectError, StallwiseError
+from stallwise.hardware.object_store import StorePrices
+
+MOST_AT_ONCE = 256
+_PAGE = 1000
+_MOST_PAGES = 10
+_SINGLES = (8, 64)  # at least, at most
+_LEVEL_S = 1.0
+_SHORTEST_LEVEL_S = 0.4
+_RETRIES = 2
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Listing:
+    """What listing takes. `whole`: the end of the bucket was reached."""
+
+    objects: int
+    pages: int
+    seconds: float
+    whole: bool
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Single:
+    """One GET at a time: to the first byte, to the last, and of the first one of all, which connects."""
+
+    requests: int
+    connect_s: float
+    first_byte_p50_s: float
+    first_byte_p95_s: float
+    whole_p50_s: float
+    whole_p95_s: float
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Level:
+    """So many requests at a time."""
+
+    concurrency: int
+    requests: int
+    objects_per_s: float
+    bytes_per_s: float
+    p50_s: float
+    p95_s: float
+    cpu_s_per_object: float
+    cores: float
+    """Processor time of this process per second."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Bench:
+    """What a bucket gives here. The field names are the keys of `--json`."""
+
+    url: str
+    listing: Listing | None
+    object_bytes: float
+    single: Single
+    levels: tuple[Level, ...]
+    best: Level
+    latency_s: float
+    """Of one GET, what is not its bytes' own time on the link: the round trip, and the connection gathering speed."""
+    link_bytes_per_s: float
+    """The most that came through."""
+    grows: bool
+    """Whether it still grew when time, budget or requests at a time ran out."""
+    bound: str
+    requests: int
+    retries: int
+    lists: int
+    fetched_bytes: int
+    failed: int
+    seconds: float
+    usd: float | None
+
+
+@dataclass(slots=True)
+class _Spent:
+    """Counts over everything."""
+
+    requests: int = 0
+    retries: int = 0
+    bytes: int = 0
+    failed: int = 0
+    last_error: StallwiseError | None = None
+
+
+class _Done(NamedTuple):
+    """One object: when it was there, how long it took, its bytes."""
+
+    at_s: float
+    seconds: float
+    size: int
+
+
+class _Window:
+    """From when every thread has its connection, for so long that each brings a few objects.
+
+    As many are under way at its begin as at its end, so that counting those that arrive within it is fair.
+    """
+
+    def __init__(self, threads: int, began_s: float, end_s: float) -> None:
+        self.began_s, self.until_s = began_s, end_s
+        self.ready_s: float | None = None
+        self.done: list[_Done] = []
+        self._connecting = threads
+
+    def note(self, one: _Done, *, first: bool) -> None:
+        self.done.append(one)
+        self._connecting -= first
+        if self.ready_s is None and self._connecting == 0:
+            self.ready_s = one.at_s
+            self.until_s = min(self.until_s, one.at_s + max(_LEVEL_S, ROUNDS * (one.at_s - self.began_s)))
+
+    def counted(self) -> list[_Done]:
+        return [one for one in self.done if self.ready_s is not None and self.ready_s < one.at_s <= self.until_s]
+
+
+class Benching:
+    """One run of it, within `max_s` seconds and `budget_usd` dollars."""
+
+    def __init__(
+        self,
+        bucket: Bucket,
+        *,
+        names: Sequence[str] | None = None,
+        prices: StorePrices | None = None,
+        max_s: float = 30.0,
+        budget_usd: float | None = None,
+        most: int = MOST_AT_ONCE,
+        progress: Callable[[int], None] = lambda _: None,
+    ) -> None:
+        if max_s < 1 or most < 1:
+            raise InputError(f"A measurement takes at least 1 s and 1 request at a time, not {max_s:g} and {most}.")
+        if budget_usd is not None and (prices is None or prices.usd(1, 1, 1) is None):
+            raise InputError("What this store charges is not known, so there is no budget to keep. Leave --budget out.")
+        self._bucket, self._names, self._prices, self._most = bucket, names, prices, most
+        self._max_s, self._budget_usd, self._progress = max_s, budget_usd, progress
+        self._fetcher = Fetcher(bucket, _RETRIES)
+        self._spent, self._lists = _Spent(), 0
+        self._lock = threading.Lock()
+
+    def run(self) -> Bench:
+        """Measure."""
+        self._start = time.monotonic()
+        refs, listing = self._list() if self._names is None else ([ObjectRef(name) for name in self._names], None)
+        if not refs:
+            raise InputError(f"{self._bucket.shown} holds nothing to read: there are no objects under it.")
+        order = _endless(refs)
+        single, sizes = self._singles(order)
+        levels, grows = self._levels(order, single)
+        most = max(level.objects_per_s for level in levels)
+        # The fewest requests at a time that come within the gain that would have counted.
+        best = next(level for level in levels if GAIN * level.objects_per_s >= most)
+        return Bench(
+            url=self._bucket.shown,
+            listing=listing,
+            object_bytes=statistics.fmean(sizes),
+            single=single,
+            levels=tuple(levels),
+            best=best,
+            latency_s=max(single.first_byte_p50_s, single.whole_p50_s - statistics.fmean(sizes) / best.bytes_per_s),
+            link_bytes_per_s=best.bytes_per_s,
+            grows=grows,
+            bound=_bound(best, grows=grows),
+            requests=self._spent.requests,
+            retries=self._spent.retries,
+            lists=self._lists,
+            fetched_bytes=self._spent.bytes,
+            failed=self._spent.failed,
+            seconds=time.monotonic() - self._start,
+            usd=self._usd(),
+        )
+
+    def _list(self) -> tuple[list[ObjectRef], Listing]:
+        import obstore
+
+        refs: list[ObjectRef] = []
+        start, whole = time.monotonic(), True
+        try:
+            for page in obstore.list(self._fetcher.store(), chunk_size=_PAGE):
+                self._lists += 1
+                refs += [ObjectRef(m["path"], m["size"], m["e_tag"]) for m in page if not m["path"].endswith("/")]
+                if self._lists >= _MOST_PAGES or time.monotonic() - start > self._max_s / 4:
+                    whole = False
+                    break
+        except StallwiseError:
+            raise
+        except Exception as error:
+            said = redacted(str(error).strip().partition("\n")[0][:300], self._bucket.options)
+            raise InputError(
+                f"{self._bucket.shown} cannot be listed: {said} (A store that cannot list needs --keys.)"
+            ) from None
+        pages = max(self._lists, 1)
+        return refs, Listing(objects=len(refs), pages=pages, seconds=time.monotonic() - start, whole=whole)
+
+    def _singles(self, order: Iterator[ObjectRef]) -> tuple[Single, list[int]]:
+        firsts: list[float] = []
+        wholes: list[float] = []
+        sizes: list[int] = []
+        until = time.monotonic() + self._max_s / 6
+        connect_s = self._timed(next(order))[1]
+        least, most = _SINGLES
+        while len(firsts) < most and (len(firsts) < least or time.monotonic() < until) and self._may_go_on():
+            first_s, whole_s, size = self._timed(next(order))
+            firsts.append(first_s)
+            wholes.append(whole_s)
+            sizes.append(size)
+        if not firsts:
+            raise InputError("Time or budget ran out before one object was measured. Raise --max-time or --budget.")
+        return Single(
+            requests=len(firsts),
+            connect_s=connect_s,
+            first_byte_p50_s=_quantile(firsts, 0.5),
+            first_byte_p95_s=_quantile(firsts, 0.95),
+            whole_p50_s=_quantile(wholes, 0.5),
+            whole_p95_s=_quantile(wholes, 0.95),
+        ), sizes
+
+    def _timed(self, ref: ObjectRef) -> tuple[float, float, int]:
+        """Seconds to the first and to the last byte, and how many bytes. Without tries again: those would be timed."""
+        import obstore
+
+        start = time.monotonic()
+        try:
+            found = obstore.get(self._fetcher.store(), ref.name)
+            first_s = time.monotonic() - start
+            size = len(found.bytes())
+        except StallwiseError:
+            raise
+        except Exception:
+            # Once more in the way that tries again and says in a sentence what is wrong.
+            data = self._fetcher.get(ref).data
+            first_s, size = time.monotonic() - start, len(data)
+        self._spent.requests += 1
+        self._spent.bytes += size
+        return first_s, time.monotonic() - start, size
+
+    def _levels(self, order: Iterator[ObjectRef], single: Single) -> tuple[list[Level], bool]:
+        levels: list[Level] = []
+        concurrency = 1
+        while True:
+            self._progress(concurrency)
+            found = self._level(order, concurrency, single)
+            if found is None:
+                break
+            levels.append(found)
+            if _levelled_off([level.objects_per_s for level in levels]):
+                return levels, False
+            if concurrency >= self._most:
+                return levels, True
+            concurrency = min(2 * concurrency, self._most)
+        if not levels:
+            raise self._spent.last_error or InputError(
+                "Time or budget ran out before anything was measured. Raise --max-time or --budget."
+            )
+        return levels, True
+
+    def _level(self, order: Iterator[ObjectRef], concurrency: int, single: Single) -> Level | None:
+        """None where there is no time or money left for it."""
+        left_s = self._max_s - (time.monotonic() - self._start)
+        if left_s < max(_SHORTEST_LEVEL_S, 3 * single.whole_p50_s) or not self._may_go_on():
+            return None
+        window = _Window(concurrency, time.monotonic(), time.monotonic() + left_s)
+        cpu = time.process_time()
+        threads = [threading.Thread(target=self._work, args=(order, window), daemon=True) for _ in range(concurrency)]
+        for thread in threads:
+            thread.start()
+        for thread in threads:
+            thread.join()
+        cpu_s, wall_s = time.process_time() - cpu, time.monotonic() - window.began_s
+        counted = window.counted()
+        if len(counted) < 2 or window.ready_s is None:
+            return None
+        span_s = min(window.until_s, time.monotonic()) - window.ready_s
+        return Level(
+            concurrency=concurrency,
+            requests=len(window.done),
+            objects_per_s=len(counted) / span_s,
+            bytes_per_s=sum(one.size for one in counted) / span_s,
+            p50_s=_quantile([one.seconds for one in counted], 0.5),
+            p95_s=_quantile([one.seconds for one in counted], 0.95),
+            cpu_s_per_object=cpu_s / len(window.done),
+            cores=cpu_s / wall_s,
+        )
+
+    def _work(self, order: Iterator[ObjectRef], window: "_Window") -> None:
+        first = True
+        while time.monotonic() < window.until_s and self._may_go_on():
+            with self._lock:
+                ref = next(order)
+            began_s = time.monotonic()
+            size = self._get(ref)
+            if size is None:
+                continue
+            with self._lock:
+                window.note(_Done(time.monotonic(), time.monotonic() - began_s, size), first=first)
+            first = False
+
+    def _get(self, ref: ObjectRef) -> int | None:
+        """Its bytes; None where it failed."""
+        try:
+            fetched = self._fetcher.get(ref)
+        except ObjectError as error:
+            with self._lock:
+                self._spent.requests += getattr(error, "tries", 1)
+                self._spent.failed += 1
+                self._spent.last_error = error
+            return None
+        with self._lock:
+            self._spent.requests += fetched.tries
+            self._spent.retries += fetched.tries - 1
+            self._spent.bytes += len(fetched.data)
+        return len(fetched.data)
+
+    def _may_go_on(self) -> bool:
+        if time.monotonic() - self._start > self._max_s or self._spent.failed > 100:
+            return False
+        spent = self._usd()
+        return self._budget_usd is None or spent is None or spent < self._budget_usd
+
+    def _usd(self) -> float | None:
+        if self._prices is None:
+            return None
+        return self._prices.usd(self._spent.requests, self._lists, self._spent.bytes)
+
+
+def _endless(refs: Sequence[ObjectRef]) -> Iterator[ObjectRef]:
+    order = list(refs)
+    random.Random(0).shuffle(order)  # noqa: S311 - an order, no secret
+    return itertools.cycle(order)
+
+
+def _levelled_off(rates: Sequence[float]) -> bool:
+    return len(rates) > 2 and max(rates[-2:]) < GAIN * max(rates[:-2])
+
+
+def _quantile(values: Sequence[float], part: float) -> float:
+    ordered = sorted(values)
+    return ordered[min(len(ordered) - 1, round(part * (len(ordered) - 1)))]
+
+
+def _bound(best: Level, *, grows: bool) -> str:
+    """What stands in the way of more."""
+    cores = os.cpu_count() or 1
+    if best.cores > 0.8 * min(cores, max(1, best.concurrency)):
+        return "processor"
+    return "not reached" if grows else "link or store"

@@ -1,0 +1,158 @@
+"""`Lookahead(sampler)`: the sampler, and the loader knows its order before it is asked for.
+
+    loader = DataLoader(dataset, batch_size=32, num_workers=4, sampler=Lookahead(RandomSampler(dataset)))
+
+It yields exactly what the sampler yields. When an epoch begins it writes the whole order where the workers of its
+`BucketDataset` find it, and where the order of the next epoch can be worked out, that too. A guess about the next epoch
+that turns out wrong (a generator somebody else draws from, an epoch that is not advanced) is not repeated.
+"""
+
+from collections.abc import Iterator
+from typing import Any
+
+import numpy as np
+from torch.utils.data import Sampler, Subset
+
+from stallwise.data.dataset import BucketDataset
+from stallwise.data.deli import DeliMode
+from stallwise.data.draws import Item, draw_of, numbers
+from stallwise.data.order import Channel, Numbers
+from stallwise.errors import InputError
+
+_STATE_VERSION = 1
+
+
+class Lookahead(Sampler[Any]):
+    """Any finite sampler or batch sampler over a `BucketDataset` (or a `Subset` of one), with its order known ahead."""
+
+    def __init__(
+        self,
+        sampler: Sampler[Any],
+        dataset: Any = None,
+        *,
+        mode: DeliMode | None = None,
+    ) -> None:
+        self._sampler = sampler
+        self._dataset, self._map = _bucket_of(sampler, dataset)
+        self._length = _finite(sampler)
+        self._draw = draw_of(sampler)
+        # Batch samplers count batches, and a sampler may draw with replacement: there is room for either.
+        capacity = max(self._length, len(self._dataset if self._map is None else self._map))
+        self._channel = Channel(capacity, len(self._dataset))
+        self._guess: Numbers | None = None
+        self._guessing = True
+        self._yielded = 0
+        self._dataset.follow(self._channel, mode)
+
+    @property
+    def padding(self) -> int:
+        """Samples that all ranks together see twice in this epoch, so that each has as many."""
+        return self._draw.padding
+
+    def __len__(self) -> int:
+        return self._length
+
+    def set_epoch(self, epoch: int) -> None:
+        """As `DistributedSampler.set_epoch`."""
+        if hasattr(self._sampler, "set_epoch"):
+            self._sampler.set_epoch(epoch)
+
+    def __iter__(self) -> Iterator[Any]:
+        order = self._draw.begin()
+        self._publish(order)
+        self._yielded, position = 0, 0
+        for item in order:
+            count = len(item) if isinstance(item, list) else 1
+            self._channel.dealt(position)
+            position += count
+            self._yielded += count
+            yield item
+
+    def state_dict(self, consumed: int | None = None) -> dict[str, Any]:
+        """Where the epoch stands. `consumed`: samples this rank has trained on in it, since it began or was resumed.
+
+        Without `consumed` it is what the loader has asked for, which with workers is ahead of what was trained on;
+        `StatefulDataLoader` asks at the right moments by itself.
+        """
+        done = self._yielded if consumed is None else consumed
+        return {
+            "version": _STATE_VERSION,
+            "objects": self._dataset.index.fingerprint,
+            **self._draw.state(done),
+        }
+
+    def load_state_dict(self, state: dict[str, Any]) -> None:
+        """The next epoch this sampler begins is the rest of the saved one, also on another number of ranks."""
+        if state.get("version") != _STATE_VERSION:
+            raise InputError(f"The saved position is of version {state.get('version')}, this is {_STATE_VERSION}.")
+        if state["objects"] != self._dataset.index.fingerprint:
+            raise InputError(
+                "The bucket has changed since the position was saved: the same numbers mean other objects now. "
+                "Go on with the kept index (no refresh), or begin the epoch anew."
+            )
+        kind = draw_of(self._sampler).state(0)["kind"]
+        if state["kind"] != kind:
+            raise InputError(f"The position was saved by a sampler of kind {state['kind']!r}, this one is {kind!r}.")
+        self._draw.restore(state)
+
+    def _publish(self, order: list[Item]) -> None:
+        flat = self._mapped(numbers(order))
+        if len(flat) > self._channel.capacity:
+            # Longer than it said (drawn with replacement, or batches that overlap): the rest comes unannounced.
+            flat = flat[: self._channel.capacity]
+        if self._guess is not None and not np.array_equal(self._guess, flat):
+            self._guessing = False
+        following = self._draw.following() if self._guessing else None
+        self._guess, uses = None, None
+        if following is not None:
+            self._guess = self._mapped(numbers(following[0]))[: self._channel.capacity]
+            uses = self._uses([self._mapped(part) for part in following[1]])
+        self._channel.begin(flat, _bounds(order), self._guess, uses)
+
+    def _mapped(self, flat: Numbers) -> Numbers:
+        return flat if self._map is None else self._map[flat]
+
+    def _uses(self, parts: list[Numbers]) -> Numbers:
+        """For each sample, where in the next epoch any rank of this node uses it first."""
+        uses = np.full(len(self._dataset), -1, dtype=np.int64)
+        for part in parts:
+            positions = np.arange(len(part))
+            earlier = (uses[part] < 0) | (positions < uses[part])
+            uses[part[earlier]] = positions[earlier]
+        return uses
+
+
+def _bounds(order: list[Item]) -> Numbers | None:
+    if not order or not isinstance(order[0], list):
+        return None
+    return np.cumsum([0, *(len(batch) for batch in order if isinstance(batch, list))], dtype=np.int64)
+
+
+def _finite(sampler: Sampler[Any]) -> int:
+    try:
+        return len(sampler)  # type: ignore[arg-type]
+    except (TypeError, NotImplementedError):
+        raise InputError(
+            f"{type(sampler).__name__} does not say how long an epoch is (it has no length): there is no order to look "
+            "ahead in."
+        ) from None
+
+
+def _bucket_of(sampler: Any, dataset: Any) -> tuple[BucketDataset[Any], Numbers | None]:
+    """The bucket behind a sampler, and what its numbers mean there: through subsets of subsets, down to the objects."""
+    found = dataset
+    while found is None and sampler is not None:
+        found = getattr(sampler, "data_source", None)
+        found = getattr(sampler, "dataset", None) if found is None else found
+        sampler = getattr(sampler, "sampler", None)
+    mapping: Numbers | None = None
+    while isinstance(found, Subset):
+        chosen = np.asarray(found.indices, dtype=np.int64)
+        mapping = chosen if mapping is None else chosen[mapping]
+        found = found.dataset
+    if not isinstance(found, BucketDataset):
+        raise InputError(
+            f"Lookahead found no BucketDataset behind the sampler (it found {type(found).__name__}). "
+            "Name it: Lookahead(sampler, dataset). It must ask for samples by the same numbers as the sampler gives."
+        )
+    return found, mapping

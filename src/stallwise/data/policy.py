@@ -1,0 +1,48 @@
+"""Which entry leaves a full cache: the one with the highest rank.
+
+    no-evict   nothing leaves (MinIO of CoorDL, Mohan et al., VLDB 2021); ranks only order a shrinking
+    fifo       -n of the n-th insertion
+    lru        -n of the n-th insertion or hit
+    farthest   the estimated time of the next use (Belady, 1966); unknown is farthest of all. An object that would
+               itself be the farthest is not admitted (bypass), so that without any estimates nothing is evicted
+
+Training reads everything once per epoch, so what was used last is wanted last: FIFO and LRU evict what the next
+epoch needs first and are here for comparison and for other kinds of reading.
+"""
+
+import math
+from typing import Literal, get_args
+
+Policy = Literal["no-evict", "farthest", "lru", "fifo"]
+POLICIES: tuple[Policy, ...] = get_args(Policy)
+
+# An entry whose use was due this long ago belongs to a job that ended or went another way: nobody is known to want it.
+OVERDUE_S = 3600.0
+
+
+def rank_of_insert(policy: Policy, number: int, next_use_s: float | None) -> float:
+    """The rank of an entry that comes in as the `number`-th event."""
+    return _farness(next_use_s) if policy == "farthest" else -float(number)
+
+
+def rank_of_hit(policy: Policy, number: int, next_use_s: float | None) -> float | None:
+    """The rank of an entry that is hit; None where a hit changes nothing."""
+    if policy == "lru":
+        return -float(number)
+    return _farness(next_use_s) if policy == "farthest" else None
+
+
+def counts_hits(policy: Policy) -> bool:
+    """Whether a hit changes a rank."""
+    return policy in {"lru", "farthest"}
+
+
+def may_replace(policy: Policy, rank: float, victim: float) -> bool:
+    """Whether an object of `rank` may take the place of an entry of rank `victim`."""
+    if policy == "no-evict":
+        return False
+    return policy != "farthest" or rank < victim
+
+
+def _farness(next_use_s: float | None) -> float:
+    return math.inf if next_use_s is None or math.isnan(next_use_s) else next_use_s

@@ -1,0 +1,130 @@
+"""Opens a bucket by its URL, through obstore, and keeps credentials out of everything that is written.
+
+    s3://bucket/prefix   gs://bucket/prefix   az://container/prefix   https://host/folder   file:///folder
+
+A store is opened where it is used and never travels: a client carried over fork or pickled would share its
+connections with another process (half of such reads come back wrong, some without an error). `Bucket` is what
+travels: the URL and the options.
+"""
+
+import os
+import re
+from collections.abc import Mapping
+from dataclasses import dataclass, field, replace
+from datetime import timedelta
+from typing import TYPE_CHECKING, Any
+from urllib.parse import urlsplit, urlunsplit
+
+from stallwise.errors import InputError, MissingFeatureError
+
+if TYPE_CHECKING:
+    from obstore.store import ObjectStore
+
+SCHEMES = ("s3", "gs", "az", "http", "https", "file")
+_SECRETS = re.compile(r"(key|secret|token|password|credential|signature|sig|sas)", re.IGNORECASE)
+_IN_TEXT = re.compile(
+    r"(?i)((?:x-amz-[a-z-]*(?:credential|signature|token)|awsaccesskeyid|signature|sig|token|secret|password|key)=)[^&\s\"']+"
+)
+
+
+@dataclass(frozen=True)
+class Bucket:
+    """Where the objects are and how to reach them. `options` are obstore's for that store; they are never printed."""
+
+    url: str
+    endpoint: str | None = None
+    options: Mapping[str, Any] = field(default_factory=dict, repr=False)
+    timeout_s: float = 30.0
+    connect_timeout_s: float = 5.0
+
+    def __post_init__(self) -> None:
+        scheme = urlsplit(self.url).scheme
+        if scheme not in SCHEMES:
+            known = ", ".join(f"{one}://" for one in SCHEMES)
+            raise InputError(
+                f"{shown_url(self.url)} is not the address of a bucket: it must begin with one of {known}."
+            )
+        if self.timeout_s <= 0 or self.connect_timeout_s <= 0:
+            raise InputError("A bucket's time-outs must be above zero seconds.")
+
+    @property
+    def shown(self) -> str:
+        """The address without user, password and query: what may be written down."""
+        return shown_url(self.url)
+
+    @property
+    def identity(self) -> str:
+        """Which bucket it is: two servers may have buckets of one name."""
+        return f"{shown_url(self.endpoint)} {self.shown}" if self.endpoint else self.shown
+
+    def open(self) -> "ObjectStore":
+        """A store for this process. Retries are ours (`fetch`), so that each is counted and none multiplies."""
+        obstore_store = _obstore()
+        if urlsplit(self.url).scheme == "file":
+            return obstore_store.LocalStore(prefix=_local_folder(self.url))  # type: ignore[no-any-return]
+        client = {
+            "timeout": timedelta(seconds=self.timeout_s),
+            "connect_timeout": timedelta(seconds=self.connect_timeout_s),
+            "allow_http": self._plain_http(),
+        }
+        retries = {"max_retries": 0, "retry_timeout": timedelta(seconds=self.timeout_s)}
+        try:
+            return obstore_store.from_url(  # type: ignore[no-any-return]
+                self.url, config=self._config() or None, client_options=client, retry_config=retries
+            )
+        except Exception as error:
+            raise InputError(f"{self.shown} cannot be opened: {redacted(str(error), self.options)}") from None
+
+    def under(self, prefix: str) -> "Bucket":
+        """The same bucket, a folder deeper."""
+        return replace(self, url=f"{self.url.rstrip('/')}/{prefix.lstrip('/')}")
+
+    def _plain_http(self) -> bool:
+        return (self.endpoint or self.url).startswith("http://") or os.environ.get("AWS_ALLOW_HTTP") == "true"
+
+    def _config(self) -> dict[str, Any]:
+        config = dict(self.options)
+        if self.endpoint is not None:
+            if urlsplit(self.url).scheme in {"http", "https", "file"}:
+                raise InputError(f"{self.shown} has no use for an endpoint: it is an address itself.")
+            config["endpoint"] = self.endpoint
+            if urlsplit(self.url).scheme == "s3":
+                # A server of one's own hardly ever checks it, and without one obstore asks AWS.
+                config.setdefault("region", os.environ.get("AWS_REGION", "us-east-1"))
+        return config
+
+
+def shown_url(url: str) -> str:
+    """The address without user, password and query."""
+    parts = urlsplit(url)
+    host = parts.netloc.rpartition("@")[2]
+    return urlunsplit((parts.scheme, host, parts.path, "", ""))
+
+
+def redacted(text: str, options: Mapping[str, Any]) -> str:
+    """A library's message without the secrets of `options`, of the environment and of signed addresses."""
+    names = {**{k: v for k, v in os.environ.items() if k.startswith(("AWS_", "AZURE_", "GOOGLE_"))}, **options}
+    for name, value in names.items():
+        if _SECRETS.search(name) and isinstance(value, str) and len(value) > 3:
+            text = text.replace(value, "[hidden]")
+    text = re.sub(r"//[^/@\s]+@", "//", text)
+    # An object's name in it may hold terminal codes.
+    return _IN_TEXT.sub(r"\1[hidden]", "".join(c if c.isprintable() else ascii(c)[1:-1] for c in text))
+
+
+def _local_folder(url: str) -> str:
+    from pathlib import Path
+    from urllib.parse import unquote
+
+    folder = Path(unquote(urlsplit(url).path))
+    if not folder.is_dir():
+        raise InputError(f"{shown_url(url)} is not a folder on this machine.")
+    return str(folder)
+
+
+def _obstore() -> Any:
+    try:
+        import obstore.store
+    except ImportError:
+        raise MissingFeatureError("Reading buckets needs the package obstore: pip install 'stallwise[data]'.") from None
+    return obstore.store

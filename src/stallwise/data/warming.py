@@ -1,0 +1,303 @@
+"""Fills a node's cache from a bucket before anybody trains: what is missing is fetched, on several threads.
+
+Only as much is fetched as there is room for: an object that a full cache would drop again is paid for and gains
+nothing. It may be stopped at any moment; what has arrived by then is kept, and the next time goes on from there.
+"""
+
+import threading
+import time
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+from stallwise.data.entries import HEADER
+from stallwise.data.fetch import Fetcher
+from stallwise.data.objects import Index
+from stallwise.data.store import Bucket
+from stallwise.errors import InputError, ObjectError, StallwiseError
+from stallwise.hardware.object_store import StorePrices
+
+if TYPE_CHECKING:
+    from stallwise.data.cache import NodeCache
+
+# So many failures in a row, with nothing fetched between them, mean that none will succeed.
+GIVE_UP_AFTER = 20
+_BLOCK_BYTES = 4096
+_TICK_S = 0.1
+_LEAVE_S = 5.0
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Progress:
+    """How far it is."""
+
+    objects: int
+    of_objects: int
+    bytes: int
+    of_bytes: int
+    failed: int
+    seconds: float
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Failure:
+    """An object that could not be fetched, and why."""
+
+    name: str
+    reason: str
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Need:
+    """What a cache lacks of a bucket, and how much of that it has room for."""
+
+    numbers: Sequence[int]
+    """To fetch, in the order of the index."""
+    bytes: int
+    present: int
+    no_room: int
+    """Missing, and left out because the cache would not keep them."""
+    no_room_bytes: int
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Warmed:
+    """What was done. The field names are the keys of `--json`."""
+
+    url: str
+    objects: int
+    bytes: int | None
+    """None where the sizes are not known before objects are read."""
+    present: int
+    fetched: int
+    fetched_bytes: int
+    dropped: int
+    """Fetched and not kept: the cache was fuller than it said."""
+    no_room: int
+    no_room_bytes: int
+    failed: tuple[Failure, ...]
+    left: int
+    """Not tried, because it was stopped."""
+    requests: int
+    lists: int
+    retries: int
+    seconds: float
+    usd: float | None
+    interrupted: bool
+    stopped_because: str | None
+
+
+def need_of(index: Index, cache: "NodeCache", progress: Callable[[int], None] = lambda _: None) -> Need:
+    """Look what is there; nothing is fetched."""
+    missing, present_bytes = [], 0
+    for number in range(len(index)):
+        if cache.contains(index.key(number)):
+            present_bytes += _charge(index, number)
+        else:
+            missing.append(number)
+        if number % 1000 == 0:
+            progress(number)
+    progress(len(index))
+    stat = cache.stat()
+    # Under a policy that evicts, other data makes room; this bucket's own must not push itself out.
+    room = stat.limit_bytes - (stat.used_bytes if cache.policy in ("no-evict", "farthest") else present_bytes)
+    chosen, bytes_ = [], 0
+    for number in missing:
+        if _charge(index, number) <= room:
+            room -= _charge(index, number)
+            chosen.append(number)
+            bytes_ += _size(index, number)
+    taken = set(chosen)
+    return Need(
+        numbers=chosen,
+        bytes=bytes_,
+        present=len(index) - len(missing),
+        no_room=len(missing) - len(chosen),
+        no_room_bytes=sum(_size(index, number) for number in missing if number not in taken),
+    )
+
+
+def check_budget(need: Need, lists: int, prices: StorePrices | None, budget_usd: float | None) -> float | None:
+    """What fetching it all will cost at least; an `InputError` where the budget does not allow that."""
+    cost = None if prices is None else prices.usd(len(need.numbers), lists, need.bytes)
+    if budget_usd is None:
+        return cost
+    if cost is None:
+        raise InputError("What this store charges is not known, so there is no budget to keep. Leave --budget out.")
+    if cost > budget_usd:
+        raise InputError(
+            f"Fetching {len(need.numbers):,} objects costs {cost:.4f} dollars, more than the budget of {budget_usd:g}. "
+            "Raise --budget, or take fewer objects (--match, --limit)."
+        )
+    return cost
+
+
+class Warming:
+    """One run of it."""
+
+    def __init__(
+        self,
+        bucket: Bucket,
+        index: Index,
+        cache: "NodeCache",
+        need: Need,
+        *,
+        lists: int = 0,
+        concurrency: int = 32,
+        retries: int = 5,
+        prices: StorePrices | None = None,
+        budget_usd: float | None = None,
+    ) -> None:
+        if concurrency < 1:
+            raise InputError(f"--concurrency takes a whole number from 1, not {concurrency}.")
+        self._bucket, self._index, self._cache, self._need = bucket, index, cache, need
+        self._fetcher, self._threads = Fetcher(bucket, retries), concurrency
+        self._lists, self._prices, self._budget_usd = lists, prices, budget_usd
+        self._todo: Iterator[int] = iter(need.numbers)
+        self._lock = threading.Lock()
+        self._stop = threading.Event()
+        self._why: str | None = None
+        self._done = self._fetched = self._fetched_bytes = self._dropped = 0
+        self._requests = self._retries = self._in_a_row = 0
+        self._failed: list[Failure] = []
+        self._broken: BaseException | None = None
+
+    def run(self, progress: Callable[[Progress], None] = lambda _: None) -> Warmed:
+        """Fetch until all is there, the budget is spent, or somebody presses Ctrl-C."""
+        start = time.monotonic()
+        threads = [
+            threading.Thread(target=self._work, name="stallwise-warm", daemon=True)
+            for _ in range(min(self._threads, len(self._need.numbers)))
+        ]
+        interrupted = False
+        try:
+            for thread in threads:
+                thread.start()
+            for thread in threads:
+                while thread.is_alive():
+                    thread.join(_TICK_S)
+                    progress(self._now(start))
+        except KeyboardInterrupt:
+            interrupted = True
+            self._leave([thread for thread in threads if thread.ident is not None])
+        if self._broken is not None:
+            raise self._broken
+        progress(self._now(start))
+        return self._result(time.monotonic() - start, interrupted=interrupted)
+
+    def _leave(self, threads: Sequence[threading.Thread]) -> None:
+        """Let what is under way arrive, for a moment; what does not is not there, and nothing else is lost."""
+        self._stop.set()
+        until = time.monotonic() + _LEAVE_S
+        try:
+            for thread in threads:
+                thread.join(max(0.0, until - time.monotonic()))
+        except KeyboardInterrupt:
+            return
+
+    def _work(self) -> None:
+        while not self._stop.is_set():
+            with self._lock:
+                number = next(self._todo, None)
+            if number is None:
+                return
+            try:
+                self._one(number)
+            except ObjectError as error:
+                self._note_failure(number, error)
+            except BaseException as error:
+                self._broken = error
+                self._stop.set()
+
+    def _one(self, number: int) -> None:
+        key, ref = self._index.key(number), self._index[number]
+        tries = size = 0
+
+        def fetch() -> bytes:
+            nonlocal tries, size
+            fetched = self._fetcher.get(ref, self._stop.is_set)
+            tries, size = fetched.tries, len(fetched.data)
+            return fetched.data
+
+        self._cache.load(key, ref.size_bytes or 0, fetch)
+        kept = self._cache.contains(key)
+        with self._lock:
+            self._done += 1
+            self._requests += tries
+            self._retries += max(0, tries - 1)
+            self._fetched += tries > 0
+            self._fetched_bytes += size
+            self._dropped += not kept
+            self._in_a_row = 0
+        if not kept:
+            self._end("The cache is full: it does not keep what is fetched.")
+        self._check_spent()
+
+    def _note_failure(self, number: int, error: StallwiseError) -> None:
+        if self._stop.is_set():
+            return
+        with self._lock:
+            self._done += 1
+            self._requests += getattr(error, "tries", 1)
+            self._in_a_row += 1
+            self._failed.append(Failure(name=self._index[number].name, reason=str(error)))
+        if self._in_a_row >= GIVE_UP_AFTER:
+            self._end(f"{GIVE_UP_AFTER} objects in a row could not be read.")
+
+    def _check_spent(self) -> None:
+        if self._budget_usd is not None:
+            spent = self._usd()
+            if spent is not None and spent > self._budget_usd:
+                self._end(f"The budget of {self._budget_usd:g} dollars is spent.")
+
+    def _end(self, why: str) -> None:
+        with self._lock:
+            self._why = self._why or why
+        self._stop.set()
+
+    def _usd(self) -> float | None:
+        if self._prices is None:
+            return None
+        return self._prices.usd(self._requests, self._lists, self._fetched_bytes)
+
+    def _now(self, start: float) -> Progress:
+        return Progress(
+            objects=self._done,
+            of_objects=len(self._need.numbers),
+            bytes=self._fetched_bytes,
+            of_bytes=self._need.bytes,
+            failed=len(self._failed),
+            seconds=time.monotonic() - start,
+        )
+
+    def _result(self, seconds: float, *, interrupted: bool) -> Warmed:
+        with self._lock:
+            return Warmed(
+                url=self._bucket.shown,
+                objects=len(self._index),
+                bytes=self._index.total_bytes if (self._index.sizes_bytes >= 0).all() else None,
+                present=self._need.present,
+                fetched=self._fetched,
+                fetched_bytes=self._fetched_bytes,
+                dropped=self._dropped,
+                no_room=self._need.no_room,
+                no_room_bytes=self._need.no_room_bytes,
+                failed=tuple(sorted(self._failed, key=lambda one: one.name)),
+                left=len(self._need.numbers) - self._done,
+                requests=self._requests,
+                lists=self._lists,
+                retries=self._retries,
+                seconds=seconds,
+                usd=self._usd(),
+                interrupted=interrupted,
+                stopped_because=self._why,
+            )
+
+
+def _size(index: Index, number: int) -> int:
+    return max(0, int(index.sizes_bytes[number]))
+
+
+def _charge(index: Index, number: int) -> int:
+    """Disk space an entry takes, as far as can be told from here: on a disk with larger blocks it is more."""
+    return -(-(HEADER.size + _size(index, number)) // _BLOCK_BYTES) * _BLOCK_BYTES

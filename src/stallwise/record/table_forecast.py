@@ -1,0 +1,222 @@
+"""A table of set-ups answered: for every row a prediction with an 80 % interval.
+
+Where a row names a reference (`ref_gpu`, `ref_throughput`: the same set-up measured on another GPU), the prediction is
+moved by a part of how far the model is off there:
+
+    log value = log model(GPU) + w · (log reference - log model(reference GPU))
+
+w is near 1 for a network nobody measured and smaller for known ones, whose errors are those of the other GPU as much as
+the network's.
+"""
+
+import math
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, replace
+from pathlib import Path
+
+from stallwise.hardware.catalog import Catalog, load_catalog
+from stallwise.hardware.fitted import Fitted, known, load_fitted
+from stallwise.hardware.gpu import Gpu
+from stallwise.model import compute_cluster_job, compute_image, compute_llm, compute_network, compute_scaling
+from stallwise.model.compute_image import ImageSetup
+from stallwise.model.conformal import Spread, choose
+from stallwise.record.table_rows import Format, TableRow, read_table
+from stallwise.record.table_setups import (
+    cluster_job_setup,
+    gpu_of,
+    image_setup,
+    llm_setup,
+    network_setup,
+    scaling_setup,
+)
+from stallwise.workload.zoo_shapes import TOTALS
+
+_MS = 1000.0
+_FAR = math.log(3.0)  # a reference this far from the model is in another unit, or wrong
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Forecast:
+    """A value with its interval, in the unit of the table's own column."""
+
+    predicted: float
+    low: float
+    high: float
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Direct:
+    """The model's own answer: logarithm of the value, and how well such rows are known."""
+
+    log_value: float
+    cases: tuple[str, ...]
+    """Keys of spreads, the closest first."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class TableForecast:
+    """Every row of a table, answered."""
+
+    format: Format
+    columns: tuple[str, ...]
+    rows: tuple[TableRow, ...]
+    forecasts: tuple[Forecast, ...]
+
+
+def forecast_table(path: Path, catalog: Catalog | None = None) -> TableForecast:
+    """Read, recognise, answer; an `InputError` names the first row that cannot be answered."""
+    found, columns, rows = read_table(path)
+    answered = forecast_rows(found, rows, catalog or load_catalog())
+    return TableForecast(format=found, columns=tuple(columns), rows=tuple(rows), forecasts=tuple(answered))
+
+
+def forecast_rows(found: Format, rows: Sequence[TableRow], catalog: Catalog) -> list[Forecast]:
+    """One forecast per row."""
+    fitted = load_fitted(found.name)
+    model = _MODELS[found.name]
+    return [_forecast(row, catalog, fitted, model, found.name) for row in rows]
+
+
+Model = Callable[[TableRow, Gpu, Fitted], Direct]
+
+
+def _forecast(row: TableRow, catalog: Catalog, fitted: Fitted, model: Model, kind: str) -> Forecast:
+    gpu = gpu_of(row, catalog)
+    direct = model(row, gpu, fitted)
+    reference = row.number_of("ref_throughput") if row.text("ref_gpu") else None
+    value, cases = direct.log_value, direct.cases
+    if reference is not None:
+        ref_gpu = gpu_of(row, catalog, "ref_gpu")
+        there = model(_as_reference(row, gpu, ref_gpu), ref_gpu, fitted)
+        measured = _measured(row, kind, reference, there.log_value)
+        pull = _pull(row, gpu, ref_gpu, there, fitted)
+        value = direct.log_value + pull * (measured - there.log_value)
+        cases = (*(f"{case}|ref" for case in direct.cases), *direct.cases)
+    elif "alone" in cases:
+        raise row.error(
+            f"nothing is known of a job called {row.name('model')!r}. Give ref_gpu and ref_throughput, "
+            f"or one of {', '.join(fitted.known['network'])}."
+        )
+    spread = choose({key: Spread(*found) for key, found in fitted.spreads.items()}, *cases, "")
+    predicted = math.exp(value)
+    low, high = spread.around(predicted)
+    return Forecast(predicted=predicted, low=low, high=high)
+
+
+def _pull(row: TableRow, gpu: Gpu, ref_gpu: Gpu, there: Direct, fitted: Fitted) -> float:
+    """How much of the reference's error is taken over: all of it where one GPU stands for several of its own."""
+    if gpu.name == ref_gpu.name and row.count("n_gpus", 1) > 1:
+        return 1.0
+    case = there.cases[0].split("|")[-1]
+    return fitted.constants.get(f"ref_weight:{case}", fitted.constants["ref_weight:"])
+
+
+def _as_reference(row: TableRow, gpu: Gpu, ref_gpu: Gpu) -> TableRow:
+    """The reference is the same set-up on another GPU; on the same GPU it is one GPU of several."""
+    if gpu.name == ref_gpu.name and row.text("n_gpus"):
+        return TableRow({**row.cells, "n_gpus": "1"}, row.number)
+    return row
+
+
+def _measured(row: TableRow, kind: str, reference: float, model_log: float) -> float:
+    """Logarithm of the reference in the table's unit.
+
+    A language model's latency may be given as such or as a speed in samples, steps or tokens; the reading nearest to
+    the model is taken.
+    """
+    if kind != "llm":
+        if abs(math.log(reference) - model_log) > 4 * _FAR:
+            raise row.error(
+                f"ref_throughput {reference:g} is {math.exp(abs(math.log(reference) - model_log)):.0f} times off "
+                "what its GPU could do. Check its unit."
+            )
+        return math.log(reference)
+    batch, tokens = row.required("batch"), row.required("batch") * row.required("seqlen")
+    readings = (reference, _MS * batch / reference, _MS / reference, _MS * tokens / reference)
+    return min((math.log(reading) for reading in readings), key=lambda value: abs(value - model_log))
+
+
+def _image(row: TableRow, gpu: Gpu, fitted: Fitted, *, training: bool) -> Direct:
+    setup = _with_known_software(image_setup(row, gpu, training=training), fitted)
+    log_s = compute_image.log_image_s(setup, fitted.constants, fitted.coefficients, fitted.weights)
+    card = "known gpu" if gpu.name in known(fitted, "gpu") else "new gpu"
+    networks, families = known(fitted, "network"), known(fitted, "family")
+    who = "network" if setup.network in networks else "family" if setup.family in families else "new"
+    return Direct(log_value=-log_s, cases=(f"{card}|{who}", f"{card}|new", f"known gpu|{who}"))
+
+
+def _with_known_software(setup: ImageSetup, fitted: Fitted) -> ImageSetup:
+    """The nearest version of torch that was measured, compiled or not."""
+    version, _, compiled = setup.software.partition("|")
+    wanted = _version(version)
+    found = [s for s in known(fitted, "software") if s.partition("|")[2] == compiled]
+    if not found or setup.software in found:
+        return setup
+    return replace(setup, software=min(sorted(found), key=lambda s: abs(_version(s.partition("|")[0]) - wanted)))
+
+
+def _version(text: str) -> float:
+    parts = text.split(".")
+    try:
+        return float(parts[0]) + float(parts[1]) / 100 if len(parts) > 1 else float(parts[0])
+    except ValueError:
+        return 2.04
+
+
+def _image_train(row: TableRow, gpu: Gpu, fitted: Fitted) -> Direct:
+    return _image(row, gpu, fitted, training=True)
+
+
+def _image_infer(row: TableRow, gpu: Gpu, fitted: Fitted) -> Direct:
+    return _image(row, gpu, fitted, training=False)
+
+
+def _network(row: TableRow, gpu: Gpu, fitted: Fitted) -> Direct:
+    setup = network_setup(row, gpu)
+    one = compute_network.log_speed(setup, fitted.weights)
+    who = "network" if setup.network in known(fitted, "network") else "alone"
+    card = "known gpu" if gpu.name in known(fitted, "gpu") else "new gpu"
+    several = scaling_setup(row, setup, math.exp(one))
+    if several.gpus == 1:
+        cases: tuple[str, ...] = (f"{card}|{setup.network}", f"{card}|{who}")
+        return Direct(log_value=one, cases=("alone", *cases) if who == "alone" else cases)
+    efficiency = compute_scaling.log_efficiency(several, load_fitted("scaling").weights)
+    log_value = one + math.log(several.gpus) + efficiency
+    cases = (f"{card}|several|{setup.network}", f"{card}|several|{who}", f"{card}|{who}")
+    return Direct(log_value=log_value, cases=("alone", *cases) if who == "alone" else cases)
+
+
+def _gavel(row: TableRow, gpu: Gpu, fitted: Fitted) -> Direct:
+    setup = cluster_job_setup(row, gpu)
+    who = "network" if setup.job in known(fitted, "network") else "new" if setup.job in TOTALS else "alone"
+    log_value = compute_cluster_job.log_speed(setup, fitted.weights)
+    count = "several" if setup.gpus > 1 else "one"
+    pair = f"{setup.job}|{gpu.name}"
+    if setup.gpus > 1 and pair in known(fitted, "several"):
+        case = "several|pair"
+    elif pair in known(fitted, "pair"):
+        case = "several|one" if setup.gpus > 1 else "one|pair"
+    else:
+        case = f"{count}|{who}"
+    cases = (case, f"{count}|{who}", who)
+    return Direct(log_value=log_value, cases=("alone", *cases) if who == "alone" else cases)
+
+
+def _llm(row: TableRow, gpu: Gpu, fitted: Fitted) -> Direct:
+    setup = llm_setup(row, gpu)
+    log_value = compute_llm.log_step_s(setup, fitted.constants) + math.log(_MS)
+    log_value += fitted.weights.get(f"gpu={gpu.name}", 0.0)
+    card = "known gpu" if gpu.name in known(fitted, "gpu") else "new gpu"
+    several = compute_llm.parallel(setup.option)[1] > 1
+    who = "network" if setup.model.name in known(fitted, "network") else "new"
+    cases = (f"{card}|{'several' if several else who}", f"{card}|network")
+    return Direct(log_value=log_value, cases=cases)
+
+
+_MODELS: dict[str, Model] = {
+    "image_train": _image_train,
+    "image_infer": _image_infer,
+    "network": _network,
+    "gavel": _gavel,
+    "llm": _llm,
+}

@@ -1,0 +1,163 @@
+"""From a row of a table to the set-up that a model takes."""
+
+from dataclasses import replace
+
+from stallwise.errors import InputError, UnknownNameError, nearest_names
+from stallwise.hardware.catalog import Catalog
+from stallwise.hardware.gpu import Gpu
+from stallwise.model.compute import Device
+from stallwise.model.compute_cluster_job import ClusterJobSetup
+from stallwise.model.compute_image import ImageSetup
+from stallwise.model.compute_llm import LlmSetup, parallel
+from stallwise.model.compute_network import NetworkSetup
+from stallwise.model.compute_scaling import ScalingSetup
+from stallwise.record.devices import device_of
+from stallwise.record.table_rows import TableRow
+from stallwise.workload.zoo import ImageNetwork, branch, family, kin
+from stallwise.workload.zoo_shapes import LANGUAGE_MODELS, TOTALS
+
+_IMAGE_PRECISIONS = ("amp", "fp16", "bf16", "fp32", "tf32", "float16", "bfloat16", "float32")
+_HALVES = {"float16": "fp16", "bfloat16": "bf16", "float32": "fp32"}
+
+
+def gpu_of(row: TableRow, catalog: Catalog, column: str = "gpu") -> Gpu:
+    """The GPU a row names, in any of its spellings."""
+    name = row.name(column)
+    try:
+        return catalog.gpu(name)
+    except UnknownNameError as error:
+        found = catalog.gpu_of_driver_name(name)
+        if found is None:
+            raise row.error(str(error)) from None
+        return found
+
+
+def image_setup(row: TableRow, gpu: Gpu, *, training: bool) -> ImageSetup:
+    """An image network, counted or by its kin, at the row's image size."""
+    gmacs, macts, params = row.number_of("fwd_gmacs"), row.number_of("macts"), row.number_of("params_m")
+    macs, outputs = (None if gmacs is None else gmacs * 1e9), (None if macts is None else macts * 1e6)
+    name = row.name("model")
+    network = kin(name, macs, outputs)
+    if network is None:
+        raise row.error(
+            f"no image network is like {name!r} in name. Give fwd_gmacs and macts, from which it can be judged."
+        )
+    precision = row.text("precision", "amp").lower()
+    if precision not in _IMAGE_PRECISIONS:
+        raise row.error(f"precision {precision!r} is not known. Give amp, fp16, bf16 or fp32.")
+    precision = _HALVES.get(precision, precision)
+    compiled = "|compiled" if row.flag("compiled") else ""
+    device = device_of(gpu, precision)
+    return replace(
+        _sized(row, device, network, name, macs, outputs),
+        parameters=network.parameters if params is None else params * 1e6,
+        training=training,
+        precision=precision,
+        layout=row.text("layout", "nchw").lower(),
+        software=f"{row.text('torch', '2.4')}{compiled}",
+    )
+
+
+def _sized(
+    row: TableRow, device: Device, network: ImageNetwork, name: str, macs: float | None, outputs: float | None
+) -> ImageSetup:
+    """Counts at the row's image size: by area for a counted network, by the row's own totals for one of its kin."""
+    size = row.required("img_size")
+    area = (size / network.image_size) ** 2
+    known = network.name == name
+    work = area if known or macs is None else macs / network.all_macs
+    moved = area if known or outputs is None else outputs / network.outputs
+    return ImageSetup(
+        device=device,
+        network=name,
+        family=family(name),
+        branch=branch(name),
+        known=known,
+        # Attention grows with the square of the number of tokens.
+        macs={kind: value * work * (area if kind == "attention" else 1) for kind, value in network.macs.items()},
+        narrow_macs=network.narrow_macs * work,
+        elements={
+            kind: value * moved * (area if kind == "attention" else 1) for kind, value in network.elements.items()
+        },
+        kernels=network.kernels,
+        tensors=network.tensors,
+        parameters=network.parameters,
+        batch=row.required("batch"),
+        image_size=size,
+        training=True,
+    )
+
+
+def network_setup(row: TableRow, gpu: Gpu) -> NetworkSetup:
+    """A known job on one GPU of the row's kind."""
+    precision = row.name("precision").lower()
+    if precision not in ("amp", "fp16", "bf16", "fp32", "tf32"):
+        raise row.error(f"precision {precision!r} is not known. Give amp or fp32.")
+    precision = "fp32" if precision in ("fp32", "tf32") else "amp"
+    return NetworkSetup(
+        device=device_of(gpu, precision),
+        network=row.name("model"),
+        precision=precision,
+        software=row.text("era", "ngc22"),
+    )
+
+
+def scaling_setup(row: TableRow, one: NetworkSetup, samples_per_s: float | None) -> ScalingSetup:
+    """The same on the row's number of GPUs. The column `batch_per_gpu` holds the batch of all GPUs together."""
+    gpus = row.count("n_gpus", 1)
+    batch = row.number_of("batch_per_gpu")
+    return ScalingSetup(
+        device=one.device,
+        network=one.network,
+        precision=one.precision,
+        software=one.software,
+        gpus=gpus,
+        bridged=row.flag("nvlink_bridge"),
+        samples_per_s=samples_per_s,
+        batch=batch / gpus if batch else None,
+    )
+
+
+def cluster_job_setup(row: TableRow, gpu: Gpu) -> ClusterJobSetup:
+    """A job of a shared cluster."""
+    placement = row.text("placement", "packed").lower()
+    if placement not in ("packed", "spread"):
+        raise row.error(f"placement {placement!r} is not known. Give packed or spread.")
+    name = row.name("model")
+    known = {job.lower(): job for job in TOTALS}
+    job = known.get(name.lower(), name)
+    return ClusterJobSetup(
+        device=device_of(gpu, "ieee"),
+        job=job,
+        totals=TOTALS.get(job),
+        batch=row.number_of("batch_size"),
+        gpus=row.count("n_gpus", 1),
+        placement=placement,
+        table=row.text("table", "simulation").lower(),
+    )
+
+
+def llm_setup(row: TableRow, gpu: Gpu) -> LlmSetup:
+    """A language model; FP32 without TF32, as such tables are measured."""
+    name = row.name("model").lower()
+    model = LANGUAGE_MODELS.get(name)
+    if model is None:
+        near = nearest_names(name, LANGUAGE_MODELS)
+        hint = f" Did you mean {' or '.join(near)}?" if near else f" Known are {', '.join(LANGUAGE_MODELS)}."
+        raise row.error(f"no language model is called {name!r}.{hint}")
+    mode = row.text("mode", "train").lower()
+    if mode not in ("train", "inf"):
+        raise row.error(f"mode {mode!r} is not known. Give train or inf.")
+    option = row.text("option").lower()
+    try:
+        parallel(option)
+    except InputError as error:
+        raise row.error(str(error)) from None
+    return LlmSetup(
+        device=device_of(gpu, "ieee"),
+        model=model,
+        sequence=row.count("seqlen", 1),
+        batch=row.required("batch"),
+        training=mode == "train",
+        option=option,
+    )

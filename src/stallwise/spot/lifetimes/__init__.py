@@ -1,0 +1,1 @@
+"""How long spot machines live: logs read, survival estimated with censoring, published tables."""

@@ -1,0 +1,300 @@
+"""The two hot loops, compiled by numba: one job through random losses, and one through a recorded trace.
+
+Both follow the same job. It works towards its next checkpoint, saves, and is disturbed by losses and arrivals:
+
+    wait        a loss stops the job; it goes on from the last checkpoint when the fleet is whole again
+    shrink      it goes on from the last checkpoint with the machines that are left, and takes new ones in
+    carry on    the others just go on, nothing is redone (asynchronous workers, fault-tolerant replica groups)
+
+Work is in seconds at full speed. A machine that is lost is billed up to its loss, a new one from when it is there.
+"""
+
+# mypy: disable-error-code="no-untyped-def, no-untyped-call"
+
+import numpy as np
+from numba import njit
+
+WAIT, SHRINK, CARRY_ON = 0, 1, 2
+NO_REPLACEMENT, SPOT_REPLACEMENT, ON_DEMAND_REPLACEMENT = 0, 1, 2
+
+
+def _random(state):
+    """Splitmix64 (Steele, Lea & Flood 2014): the next state and a number in [0, 1)."""
+    state = np.uint64(state + np.uint64(0x9E3779B97F4A7C15))
+    z = state
+    z = np.uint64((z ^ (z >> np.uint64(30))) * np.uint64(0xBF58476D1CE4E5B9))
+    z = np.uint64((z ^ (z >> np.uint64(27))) * np.uint64(0x94D049BB133111EB))
+    z = np.uint64(z ^ (z >> np.uint64(31)))
+    return state, (z >> np.uint64(11)) * (1.0 / 9007199254740992.0)
+
+
+def _drawn(at_s, gone, u):
+    """The time by which a part `u` is gone; infinite beyond the table."""
+    last = len(gone) - 1
+    if u >= gone[last]:
+        return np.inf
+    low, high = 0, last
+    while high - low > 1:
+        middle = (low + high) // 2
+        if gone[middle] <= u:
+            low = middle
+        else:
+            high = middle
+    rise = gone[high] - gone[low]
+    part = (u - gone[low]) / rise if rise > 0 else 0.0
+    return at_s[low] + part * (at_s[high] - at_s[low])
+
+
+try:
+    _random = njit(cache=True, nogil=True, inline="always")(_random)
+    _drawn = njit(cache=True, nogil=True)(_drawn)
+    _KEPT = True
+except RuntimeError:  # nowhere to keep the compiled code: compile it in every process
+    _random = njit(nogil=True, inline="always")(_random)
+    _drawn = njit(nogil=True)(_drawn)
+    _KEPT = False
+
+
+def _simulate(
+    first, last, seed, spot, kind, weight, spot_rate, full_rate, other_rate, life_s, life_gone, age_s, age_gone,
+    wait_s, wait_gone, begin, work, interval, save, provision, restart, mode, redo, replace, least, deadline, margin,
+    limit, finish, cost, losses, redone, switched,
+):  # fmt: skip
+    """Replays `first` to `last`: finish (infinite beyond `limit`), cost, losses, work redone, on-demand at the end."""
+    n = len(kind)
+    for replay in range(first, last):
+        state = np.uint64(seed) + np.uint64(replay) * np.uint64(0xD1342543DE82EF95)
+        event, there, rate, born = np.empty(n), np.ones(n, np.bool_), np.empty(n), np.zeros(n)
+        bill = 0.0
+        for i in range(n):
+            event[i], rate[i] = np.inf, full_rate[kind[i]]
+            if spot[i]:
+                state, u = _random(state)
+                k = kind[i]
+                event[i] = _drawn(life_s[k], life_gone[k], age_gone[k] + u * (1.0 - age_gone[k]))
+                rate[i] = spot_rate[k]
+                event[i] = max(0.0, event[i] - age_s[k])
+        present, speed, t, pause = n, 1.0, 0.0, begin
+        saved, done, saving = 0.0, 0.0, 0.0
+        lost_count, redone_s, on_demand_s = 0, 0.0, 0.0
+        nearest = 0
+        for i in range(n):
+            if event[i] < event[nearest]:
+                nearest = i
+        need = n if mode == 0 else least
+        while True:
+            until = event[nearest]
+            if t > limit or (until == np.inf and present < need):
+                t = np.inf
+                break
+            if deadline < np.inf:
+                left = work - saved - done
+                rest = left + np.ceil(left / interval) * save + save + restart
+                slack = deadline - t - rest - margin
+                if slack <= 1e-6:
+                    on_demand_s = rest
+                    break
+                if present < need and t + slack < until:
+                    t += slack
+                    continue
+            if present >= need:
+                if pause > 0.0:
+                    step = min(pause, until - t)
+                    pause -= step
+                    t += step
+                    if t < until:
+                        continue
+                elif saving > 0.0:
+                    step = min(saving, until - t)
+                    saving -= step
+                    t += step
+                    if saving <= 0.0:
+                        saved += done
+                        done = 0.0
+                        if saved >= work - 1e-9:
+                            break
+                    if t < until:
+                        continue
+                else:
+                    to_mark = min(interval, work - saved) - done
+                    step = to_mark / speed
+                    if t + step <= until:
+                        t += step
+                        done += to_mark
+                        saving = save
+                        if save <= 0.0:
+                            saved += done
+                            done = 0.0
+                            if saved >= work - 1e-9:
+                                break
+                        continue
+                    done += (until - t) * speed
+            t = until
+            i = nearest
+            if there[i]:
+                lost_count += 1
+                there[i] = False
+                present -= 1
+                bill += rate[i] * (t - born[i])
+                if redo:
+                    redone_s += done
+                    done = 0.0
+                    saving = 0.0
+                if mode != 2:
+                    pause = restart
+                event[i] = np.inf
+                if replace != 0:
+                    k = kind[i]
+                    wait = 0.0
+                    if replace == 1:
+                        state, u = _random(state)
+                        wait = _drawn(wait_s[k], wait_gone[k], u)
+                    event[i] = t + provision + wait + (restart if mode == 2 else 0.0)
+            else:
+                there[i] = True
+                present += 1
+                born[i] = t - (restart if mode == 2 else 0.0)
+                k = kind[i]
+                if replace == 2:
+                    event[i], rate[i] = np.inf, full_rate[k]
+                else:
+                    state, u = _random(state)
+                    event[i], rate[i] = max(t, born[i] + _drawn(life_s[k], life_gone[k], u)), spot_rate[k]
+                if mode == 0 and present == n:
+                    pause = restart
+                if mode == 1:
+                    # Taking a machine in is planned: what was done is saved first.
+                    pause = restart + (save if done > 0.0 else 0.0)
+                    saved += done
+                    done = 0.0
+                    saving = 0.0
+            speed = 0.0
+            for j in range(n):
+                if there[j]:
+                    speed += weight[j]
+                if event[j] < event[nearest] or j == 0:
+                    nearest = j
+        for j in range(n):
+            if there[j] and t < np.inf:
+                bill += rate[j] * (t - born[j])
+                if on_demand_s > 0.0:
+                    bill += full_rate[kind[j]] * on_demand_s
+            elif on_demand_s > 0.0:
+                bill += full_rate[kind[j]] * on_demand_s
+        finish[replay] = t + on_demand_s
+        cost[replay] = bill + other_rate * (t + on_demand_s) if t < np.inf else np.inf
+        losses[replay] = lost_count
+        redone[replay] = redone_s
+        switched[replay] = on_demand_s
+
+
+def _replay(
+    first, last, starts, at_s, counts, end_s, machines, spot_rate, full_rate, other_rate, work, interval, save,
+    provision, restart, mode, redo, least, policy, deadline, finish, cost, losses, redone, switched,
+):  # fmt: skip
+    """The job from each start through the trace; infinite where the trace ends first.
+
+    `policy` 0: spot only. 1: greedy, on-demand from the last moment that still meets the deadline. 2: uniform progress.
+    """
+    for replay in range(first, last):
+        start = starts[replay]
+        place = np.searchsorted(at_s, start, side="right") - 1
+        t, held = start, 0
+        saved, done, saving, pause = 0.0, 0.0, 0.0, 0.0
+        bill, lost_count, redone_s, on_demand_s = 0.0, 0, 0.0, 0.0
+        on_demand = False
+        finished = False
+        while not finished:
+            until = at_s[place + 1] if place + 1 < len(at_s) else end_s
+            count = min(machines, counts[place])
+            if count < held:
+                lost_count += held - count
+                if redo and not on_demand:
+                    redone_s += done
+                    done, saving = 0.0, 0.0
+                if not on_demand:
+                    pause = restart if mode != 2 else 0.0
+            elif count > held and not on_demand:
+                if mode == 0 and count == machines:
+                    pause = provision + restart
+                elif mode == 1:
+                    pause = provision + restart + (save if done > 0.0 else 0.0)
+                    saved += done
+                    done, saving = 0.0, 0.0
+            held = count
+            need = machines if mode == 0 else least
+            while t < until:
+                left = work - saved - done
+                rest = left + np.ceil(left / interval) * save + save + restart
+                now = t - start
+                ready = held >= need
+                if policy != 0:
+                    # On spot one more loss has to be paid for; while nothing runs, none can happen.
+                    once = interval + save + provision + restart
+                    slack = deadline - now - rest
+                    late = slack <= (once if ready and not on_demand else restart)
+                    if on_demand:
+                        # Going back costs a start, and from there on a loss can come again.
+                        free = policy == 2 and slack > once + provision + restart
+                        if free and (ready or saved + done >= now / deadline * work + 2 * restart):
+                            on_demand = False
+                            saved += done
+                            done, saving = 0.0, 0.0
+                            pause = provision + restart
+                    elif late or (policy == 2 and not ready and saved + done < now / deadline * work):
+                        on_demand = True
+                        saved += done
+                        done, saving = 0.0, 0.0
+                        pause = restart + save
+                going = on_demand or ready
+                step = until - t
+                if not going:
+                    if policy == 1:
+                        step = min(step, max(1.0, deadline - now - rest - restart))
+                    elif policy == 2:
+                        # Idle until the line of uniform progress is crossed, or the last moment comes.
+                        cross = (saved + done) / work * deadline - now
+                        step = min(step, max(1.0, min(cross, deadline - now - rest - restart)))
+                speed = 1.0 if on_demand else held / machines
+                if going:
+                    if pause > 0.0:
+                        step = min(step, pause)
+                        pause -= step
+                    elif saving > 0.0:
+                        step = min(step, saving)
+                        saving -= step
+                        if saving <= 1e-9:
+                            saving = 0.0
+                            saved += done
+                            done = 0.0
+                    else:
+                        to_mark = min(interval, work - saved) - done
+                        step = min(step, to_mark / speed)
+                        done += step * speed
+                        if done >= min(interval, work - saved) - 1e-6:
+                            if save > 0.0:
+                                saving = save
+                            else:
+                                saved += done
+                                done = 0.0
+                t += step
+                bill += (machines * full_rate if on_demand else held * spot_rate) * step
+                on_demand_s += step if on_demand else 0.0
+                if saved >= work - 1e-3:
+                    finished = True
+                    break
+            if finished:
+                break
+            place += 1
+            if place >= len(at_s):
+                t = np.inf
+                break
+        finish[replay] = t - start
+        cost[replay] = bill + other_rate * (t - start) if t < np.inf else np.inf
+        losses[replay] = lost_count
+        redone[replay] = redone_s
+        switched[replay] = on_demand_s
+
+
+simulate = njit(cache=_KEPT, nogil=True)(_simulate)
+replay = njit(cache=_KEPT, nogil=True)(_replay)

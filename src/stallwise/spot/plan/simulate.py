@@ -1,0 +1,221 @@
+"""Monte Carlo: the job many times over, each time through other losses; and the same job through a recorded trace.
+
+Replays are numbered and each has its own stream of random numbers, so that the outcome depends on the seed alone and
+not on how many threads share the work. Machines are lost independently of each other; where whole zones lose machines
+together, replay a trace of that zone.
+"""
+
+import math
+import os
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass, replace
+from typing import Any, Literal
+
+import numpy as np
+
+from stallwise.errors import InputError
+from stallwise.spot.lifetimes.log import Floats, Trace
+from stallwise.spot.plan.closed import Work
+from stallwise.spot.plan.fleet import ON_LOSS, REPLACEMENTS, Fleet, OnLoss, Replacement, lookups
+from stallwise.units import SECONDS_PER_HOUR
+
+Policy = Literal["spot only", "greedy", "uniform progress"]
+POLICIES: tuple[Policy, ...] = ("spot only", "greedy", "uniform progress")
+# A job that takes this many times its calm time is given up.
+_GIVE_UP = 100.0
+LEVEL = 0.8
+# Fewer replays are done before a thread has started.
+_PER_THREAD = 100
+
+
+@dataclass(frozen=True)
+class Outcomes:
+    """What happened in each replay; a time is infinite where the job did not finish."""
+
+    finish_s: Floats
+    cost_usd: Floats
+    losses: Floats
+    redone_s: Floats
+    on_demand_s: Floats
+    """At the end, after switching because of the deadline."""
+
+    def __len__(self) -> int:
+        return len(self.finish_s)
+
+    @property
+    def finished(self) -> float:
+        """The part of the replays that finished."""
+        return float(np.isfinite(self.finish_s).mean())
+
+    def time(self, level: float = LEVEL) -> "Spread":
+        """Finish."""
+        return spread(self.finish_s, level)
+
+    def cost(self, level: float = LEVEL) -> "Spread":
+        """Dollars."""
+        return spread(self.cost_usd, level)
+
+    def within(self, deadline_s: float | None = None, budget_usd: float | None = None) -> float:
+        """The part that meets the deadline and the budget."""
+        good = np.isfinite(self.finish_s)
+        if deadline_s is not None:
+            good &= self.finish_s <= deadline_s
+        if budget_usd is not None:
+            good &= self.cost_usd <= budget_usd
+        return float(good.mean())
+
+
+@dataclass(frozen=True, slots=True)
+class Spread:
+    """Mean, median and an interval that holds a given part of the outcomes."""
+
+    mean: float
+    median: float
+    low: float
+    high: float
+
+
+def spread(values: Floats, level: float = LEVEL) -> Spread:
+    """Quantiles that are outcomes themselves, because some may be infinite."""
+    low, median, high = np.quantile(values, [(1 - level) / 2, 0.5, (1 + level) / 2], method="nearest")
+    return Spread(float(values.mean()), float(median), float(low), float(high))
+
+
+def simulate(
+    work: Work,
+    fleet: Fleet,
+    *,
+    replays: int = 10_000,
+    seed: int = 1,
+    on_loss: OnLoss = "wait",
+    replacement: Replacement = "spot",
+    least: int = 1,
+    begin_s: float = 0.0,
+    deadline_s: float | None = None,
+    threads: int | None = None,
+) -> Outcomes:
+    """The job on the fleet, `replays` times. `work` is at the fleet's full speed.
+
+    With a deadline the job moves to on-demand for good at the last moment from which it is still met, one more loss
+    included ("Can't Be Late", Wu et al., NSDI 2024: the greedy policy). `least` machines are enough with *shrink* and
+    *carry-on*.
+    """
+    _check(work, on_loss)
+    calm_s = work.calm_s + begin_s
+    limit_s = _GIVE_UP * calm_s
+    weights = np.array(fleet.speeds) / fleet.speed
+    kinds = [kind for kind, _, _ in fleet.groups]
+    life_s, life_gone = lookups([kind.life for kind in kinds], limit_s)
+    wait_s, wait_gone = lookups([kind.wait for kind in kinds], limit_s)
+    once_s = min(work.interval_s, work.work_s) + work.save_s + work.provision_s + work.restart_s
+    fixed = (
+        np.array([part for _, spot, od in fleet.groups for part in [True] * spot + [False] * od]),
+        np.array([i for i, (_, spot, od) in enumerate(fleet.groups) for _ in range(spot + od)]),
+        weights,
+        np.array([kind.spot_usd_per_h for kind in kinds]) / SECONDS_PER_HOUR,
+        np.array([kind.usd_per_h for kind in kinds]) / SECONDS_PER_HOUR,
+        fleet.other_usd_per_h / SECONDS_PER_HOUR,
+        life_s,
+        life_gone,
+        np.array([kind.age_s for kind in kinds], dtype=np.float64),
+        np.array([float(kind.life.gone(kind.age_s)) if kind.age_s else 0.0 for kind in kinds]),
+        wait_s,
+        wait_gone,
+        float(begin_s),
+        float(work.work_s),
+        float(min(work.interval_s, work.work_s)),
+        float(work.save_s),
+        float(work.provision_s),
+        float(work.restart_s),
+        ON_LOSS.index(on_loss),
+        work.redo and on_loss != "carry-on",
+        REPLACEMENTS.index(replacement),
+        max(1, min(least, fleet.machines)),
+        math.inf if deadline_s is None else float(deadline_s),
+        once_s,
+        limit_s,
+    )
+    from stallwise.spot.plan import kernels
+
+    return _shared(lambda first, last, out: kernels.simulate(first, last, seed, *fixed, *out), replays, threads)
+
+
+def replay(
+    work: Work,
+    trace: Trace,
+    machines: int,
+    starts_s: Floats,
+    *,
+    usd_per_h: float = 0.0,
+    spot_usd_per_h: float = 0.0,
+    other_usd_per_h: float = 0.0,
+    on_loss: OnLoss = "wait",
+    least: int = 1,
+    policy: Policy = "spot only",
+    deadline_s: float | None = None,
+    threads: int | None = None,
+) -> Outcomes:
+    """The job started at each moment of a recorded trace; infinite where the trace ends before it does.
+
+    The fleet holds what there is, up to `machines`; with *shrink* it grows and shrinks with availability (dynamic),
+    with *wait* it trains only when whole (static). Start-up counts from each start.
+    """
+    _check(work, on_loss)
+    if policy != "spot only" and deadline_s is None:
+        raise InputError(f"The policy {policy} needs a deadline.")
+    followed = delayed(trace, work.provision_s + work.restart_s) if on_loss == "carry-on" else trace
+    hour = float(SECONDS_PER_HOUR)
+    fixed = (
+        np.asarray(starts_s, dtype=np.float64),
+        followed.at_s.astype(np.float64),
+        followed.counts,
+        float(followed.end_s),
+        machines,
+        spot_usd_per_h / hour,
+        usd_per_h / hour,
+        other_usd_per_h / hour,
+        float(work.work_s),
+        float(min(work.interval_s, work.work_s)),
+        float(work.save_s),
+        float(work.provision_s),
+        float(work.restart_s),
+        ON_LOSS.index(on_loss),
+        work.redo and on_loss != "carry-on",
+        max(1, min(least, machines)),
+        POLICIES.index(policy),
+        math.inf if deadline_s is None else float(deadline_s),
+    )
+    from stallwise.spot.plan import kernels
+
+    return _shared(lambda first, last, out: kernels.replay(first, last, *fixed, *out), len(starts_s), threads)
+
+
+def delayed(trace: Trace, lag_s: float) -> Trace:
+    """The trace of machines that train: each counts from `lag_s` after it came."""
+    moments = np.unique(np.concatenate([trace.at_s, trace.at_s + lag_s]))
+    moments = moments[moments <= trace.end_s]
+    first = np.maximum(0, np.searchsorted(trace.at_s, moments - lag_s, side="right") - 1)
+    last = np.searchsorted(trace.at_s, moments, side="right")
+    counts = np.array([trace.counts[a:b].min() for a, b in zip(first, last, strict=True)], dtype=np.int64)
+    return replace(trace, at_s=moments, counts=counts)
+
+
+def _check(work: Work, on_loss: OnLoss) -> None:
+    if work.work_s <= 0 or work.interval_s <= 0 or min(work.save_s, work.provision_s, work.restart_s) < 0:
+        raise InputError("A job needs work and an interval above 0, and times to save and start that are not negative.")
+    if on_loss not in ON_LOSS:
+        raise InputError(f"What to do on a loss is one of {', '.join(ON_LOSS)}, not {on_loss!r}.")
+
+
+def _shared(run: Any, count: int, threads: int | None) -> Outcomes:
+    """Replays in equal parts over threads; the compiled loops let go of the interpreter's lock."""
+    out = tuple(np.empty(count) for _ in range(5))
+    parts = max(1, min(threads or os.cpu_count() or 1, count // _PER_THREAD))
+    edges = [count * i // parts for i in range(parts + 1)]
+    if parts == 1:
+        run(0, count, out)
+    else:
+        run(0, 0, out)  # compiles once, before the threads start
+        with ThreadPoolExecutor(parts) as pool:
+            list(pool.map(lambda i: run(edges[i], edges[i + 1], out), range(parts)))
+    return Outcomes(*out)

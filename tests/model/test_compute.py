@@ -1,0 +1,154 @@
+"""Laws of the compute models: faster hardware is never slower, parts add up, unknown names change nothing."""
+
+import math
+from dataclasses import replace
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from stallwise.hardware.catalog import SHIPPED, Catalog
+from stallwise.model import compute_cluster_job, compute_image, compute_llm, compute_network, compute_scaling
+from stallwise.model.compute import Demand, Device, attainable_flop_per_s, bounded_step_s, shares, smaller, step_s
+from stallwise.model.compute_linear import correction, crossed
+from stallwise.model.compute_transfer import StepWork, parts, transferred_s
+from stallwise.record.devices import device_of
+from stallwise.workload.zoo_shapes import LANGUAGE_MODELS, TOTALS
+
+PER_JOULE = {"matrix:": 8e11, "vector:": 8e10}
+LLM = {
+    **PER_JOULE, "attained:": 0.87, "fraction": 0.95, "narrow_width": 40.0, "attention": 1.0, "softmax": 7.0,
+    "elementwise": 0.7, "vocabulary": 4.0, "start_s": 1e-4, "backward": 2.3, "experts": 1.3, "fused_softmax": 0.3,
+    "fused_elementwise": 0.5,
+}  # fmt: skip
+TRANSFER = {**PER_JOULE, "fraction": 0.8, "matrix_fraction": 0.35, "moved": 3.0, "kernel_s": 1e-5}
+CARD = Device(
+    name="card", architecture="", matrix_flop_per_s=1e14, vector_flop_per_s=2e13, memory_bytes_per_s=1e12,
+    memory_bytes=24e9, tdp_w=300.0,
+)  # fmt: skip
+WORK = StepWork(flop=1e12, activation_bytes=1e9, parameters=25e6, kernels=1000)
+positive = st.floats(1e-3, 1e3)
+
+
+@given(positive, positive)
+def test_the_smooth_minimum_is_below_both_and_near_the_smaller(one: float, other: float) -> None:
+    found = smaller(one, other)
+    assert found <= min(one, other) * (1 + 1e-9)
+    assert found >= min(one, other) * 2**-0.25 * (1 - 1e-9)
+
+
+def test_power_binds_a_card_with_little_of_it() -> None:
+    assert attainable_flop_per_s(30e12, 72, 133e9) == pytest.approx(9.6e12, rel=0.02)
+    assert attainable_flop_per_s(14e12, 250, 133e9) == pytest.approx(14e12, rel=0.02)
+
+
+@given(
+    st.dictionaries(st.sampled_from("abcd"), positive, min_size=1), st.dictionaries(st.sampled_from("abcd"), positive)
+)
+def test_shares_add_up(seconds: dict[str, float], coefficients: dict[str, float]) -> None:
+    found = shares(Demand(seconds=seconds), coefficients)
+    assert math.fsum(found.values()) == pytest.approx(1.0)
+    assert step_s(Demand(seconds=seconds), coefficients) > 0
+
+
+def test_a_prediction_never_beats_the_best_ever_attained() -> None:
+    assert bounded_step_s(1e-6, 1e12, CARD, 0.9) == pytest.approx(1e12 / 0.9e14)
+    assert bounded_step_s(1.0, 1e12, CARD, 0.9) == 1.0
+
+
+def test_a_feature_without_a_weight_changes_nothing() -> None:
+    assert correction({"a": 2.0}, {"a": 1.0, "net=unheard of": 5.0}) == 2.0
+    assert crossed(("x", "y"), {"v": 3.0}) == {"x×v": 3.0, "y×v": 3.0}
+
+
+@given(st.floats(1.0, 8.0), st.floats(1.0, 8.0))
+def test_a_better_gpu_is_never_slower(faster: float, wider: float) -> None:
+    better = replace(
+        CARD, name="better", matrix_flop_per_s=1e14 * faster, memory_bytes_per_s=1e12 * wider, tdp_w=300 * faster
+    )
+    assert transferred_s(1.0, WORK, CARD, better, TRANSFER) <= 1.0 + 1e-9
+    llm = compute_llm.LlmSetup(device=CARD, model=LANGUAGE_MODELS["gpt2_large"], sequence=512, batch=4, training=True)
+    assert compute_llm.step_s(replace(llm, device=better), LLM) <= compute_llm.step_s(llm, LLM) * (1 + 1e-9)
+
+
+def test_a_step_stays_itself_on_its_own_gpu_and_scales_with_what_was_measured() -> None:
+    assert transferred_s(0.2, WORK, CARD, CARD, TRANSFER) == pytest.approx(0.2)
+    other = replace(CARD, memory_bytes_per_s=2e12)
+    once = transferred_s(0.1, WORK, CARD, other, TRANSFER)
+    assert transferred_s(0.2, WORK, CARD, other, TRANSFER) == pytest.approx(2 * once)
+
+
+def test_a_tiny_step_is_bound_by_starting_kernels() -> None:
+    tiny = parts(replace(WORK, flop=1e6, activation_bytes=1e3, parameters=1e3), CARD, TRANSFER)
+    assert tiny.whole_s == tiny.start_s == pytest.approx(0.01)
+
+
+@pytest.mark.parametrize("model", ["bert_large", "gpt3_xl", "switchxl4"])
+def test_a_longer_batch_takes_longer_and_a_training_step_more_than_a_pass(model: str) -> None:
+    def seconds(batch: float, *, training: bool) -> float:
+        setup = compute_llm.LlmSetup(
+            device=CARD, model=LANGUAGE_MODELS[model], sequence=512, batch=batch, training=training
+        )
+        return compute_llm.step_s(setup, LLM)
+
+    assert seconds(1, training=False) < seconds(2, training=False) < seconds(2, training=True)
+    assert seconds(2, training=True) / seconds(2, training=False) == pytest.approx(3.3)
+
+
+def test_four_gpus_share_the_work() -> None:
+    alone = compute_llm.LlmSetup(
+        device=replace(CARD, link_bytes_per_s=3e11), model=LANGUAGE_MODELS["gpt2_large"], sequence=1024, batch=4,
+        training=True,
+    )  # fmt: skip
+    whole = compute_llm.step_s(alone, LLM)
+    for option in ("dp4", "tp4"):
+        assert whole / 4 < compute_llm.step_s(replace(alone, option=option), LLM) < whole
+    # One micro-batch goes through the stages one after the other; many keep them all busy.
+    assert compute_llm.step_s(replace(alone, option="pp4_1"), LLM) == pytest.approx(whole)
+    assert compute_llm.step_s(replace(alone, option="pp4_16"), LLM) < 0.35 * whole
+
+
+def test_several_gpus_never_do_more_than_their_number() -> None:
+    setup = compute_scaling.ScalingSetup(
+        device=CARD, network="resnet50", precision="amp", software="", gpus=8, bridged=False
+    )
+    assert compute_scaling.log_efficiency(setup, {"doublings": 9.0}) == compute_scaling.BEST
+    assert compute_scaling.log_efficiency(replace(setup, gpus=1), {"several": -1.0}) == 0.0
+    assert compute_scaling.log_efficiency(setup, {"doublings": -0.1}) == pytest.approx(-0.3)
+
+
+def test_links_are_told_apart() -> None:
+    setup = compute_scaling.ScalingSetup(device=CARD, network="", precision="", software="", gpus=2, bridged=False)
+    assert compute_scaling.link_kind(setup) == "pcie"
+    assert compute_scaling.link_kind(replace(setup, device=replace(CARD, consumer=True))) == "shared pcie"
+    assert compute_scaling.link_kind(replace(setup, bridged=True)) == "bridge"
+    assert compute_scaling.link_kind(replace(setup, device=replace(CARD, link_bytes_per_s=3e11))) == "nvlink"
+
+
+def test_a_cluster_job_by_totals_grows_with_its_batch() -> None:
+    setup = compute_cluster_job.ClusterJobSetup(
+        device=CARD, job="ResNet-50", totals=TOTALS["ResNet-50"], batch=16, gpus=1, placement="packed", table=""
+    )
+    assert compute_cluster_job.log_step_s(setup) < compute_cluster_job.log_step_s(replace(setup, batch=64))
+    doubled = compute_cluster_job.log_offset(replace(setup, gpus=2)) - compute_cluster_job.log_offset(setup)
+    assert doubled == pytest.approx(math.log(2))
+
+
+def test_every_listed_gpu_is_a_device(tmp_path_factory: pytest.TempPathFactory) -> None:
+    assert SHIPPED.is_dir()
+    for gpu in Catalog(tmp_path_factory.mktemp("nobody")).gpus.values():
+        for precision in ("amp", "fp32", "ieee", "bf16"):
+            device = device_of(gpu, precision)
+            assert device.matrix_flop_per_s >= device.vector_flop_per_s
+            assert math.isfinite(compute_network.roof(device, 1.0))
+
+
+def test_an_image_takes_longer_at_a_smaller_batch() -> None:
+    setup = compute_image.ImageSetup(
+        device=CARD, network="net", family="net", branch="net", known=True, macs={"conv": 4e9, "depthwise": 1e8},
+        narrow_macs=1e8, elements={"conv": 1e7, "batch_norm": 1e7}, kernels=170, tensors=160, parameters=25e6,
+        batch=256, image_size=224, training=True,
+    )  # fmt: skip
+    large = compute_image.log_image_s(setup, PER_JOULE, {"nchw": {}}, {})
+    assert compute_image.log_image_s(replace(setup, batch=1), PER_JOULE, {"nchw": {}}, {}) > large
+    assert compute_image.log_image_s(replace(setup, training=False), PER_JOULE, {"nchw": {}}, {}) < large
