@@ -18,6 +18,8 @@ from stallwise.model.compute_network import NetworkSetup
 from stallwise.model.compute_scaling import ScalingSetup
 
 _S = TypeVar("_S")
+LEAST = 0.2
+"""A user's own measurement is never ignored: it may come from a host or software unlike those in the tables."""
 
 
 def picked(items: Sequence[_S], chosen: Vector) -> list[_S]:
@@ -101,7 +103,7 @@ def reference_pairs(
     """How much of a reference's error to take over, and what is left when it is.
 
     A pair is two rows of the same set-up on two GPUs: the target as `predicted` without its GPU or network, the
-    reference as `fitted`. The weight is that of least squares over all pairs unless it is given.
+    reference as `fitted`. The weight is that of least squares over all pairs, at least `LEAST`, unless it is given.
     """
     by_setup: dict[str, list[int]] = {}
     for i, name in enumerate(same):
@@ -110,5 +112,5 @@ def reference_pairs(
     target = np.array([truth[i] - predicted[i] for i, _ in pairs])
     reference = np.array([truth[j] - fitted[j] for _, j in pairs])
     best = float(np.clip((target * reference).sum() / max(1e-9, (reference**2).sum()), 0.0, 1.0))
-    chosen = best if weight is None else weight
+    chosen = max(best, LEAST) if weight is None else weight
     return chosen, Errors("ref", target - chosen * reference, tuple(gpus[i] for i, _ in pairs))

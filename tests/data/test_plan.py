@@ -65,7 +65,7 @@ def test_the_predicted_wait_is_the_measured_one(
 ) -> None:
     for name, value in far.environment.items():
         monkeypatch.setenv(name, value)
-    benched = cli(
+    benched = ask(
         "data", "bench", "s3://data/", "--endpoint", far.endpoint, "--max-time", "4", "--most", "8", "--json"
     ).stdout
     (tmp_path / "bench.json").write_text(benched)

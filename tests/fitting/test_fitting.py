@@ -8,7 +8,7 @@ import pytest
 
 from fitting.crossval import left_out, reference_pairs
 from fitting.errors import Errors, coverage, spreads
-from fitting.ridge import choose, design, folds, robust
+from fitting.ridge import design, folds, robust
 from fitting.studies import STUDIES
 from fitting.tables import measured, shipped_catalog
 from stallwise.hardware.fitted import load_fitted
@@ -53,12 +53,8 @@ def test_ridge_finds_what_was_put_in_and_shrugs_off_a_broken_row() -> None:
     truth[7] += 50
     found = design(rows, lambda name: np.inf if name == "never" else 1e-3)
     beta = dict(zip(found.names, robust(found.values, truth, found.penalties), strict=True))
-    assert beta == {
-        "1": pytest.approx(0.5, abs=0.05),
-        "a": pytest.approx(2, abs=0.05),
-        "net=x": pytest.approx(-0.3, abs=0.05),
-    }
-    assert choose(found.values, truth, found.penalties, [str(i % 9) for i in range(300)]) in (0.3, 1.0, 3.0)
+    for name, value in (("1", 0.5), ("a", 2.0), ("net=x", -0.3)):
+        assert beta[name] == pytest.approx(value, abs=0.05), name
 
 
 def test_intervals_are_judged_by_other_groups() -> None:
@@ -75,7 +71,7 @@ def test_intervals_are_judged_by_other_groups() -> None:
 def test_a_reference_that_shares_the_error_removes_it() -> None:
     truth = np.array([0.3, 0.3, -0.2, -0.2])
     weight, left = reference_pairs(truth, np.zeros(4), np.zeros(4), ["a", "a", "b", "b"], ["x", "y", "x", "y"])
-    assert weight == pytest.approx(1.0)
+    assert weight == pytest.approx(1.0)  # least squares of pairs that agree
     assert np.abs(left.values).max() < 1e-9
 
 

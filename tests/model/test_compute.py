@@ -78,6 +78,12 @@ def test_a_step_stays_itself_on_its_own_gpu_and_scales_with_what_was_measured() 
     assert transferred_s(0.2, WORK, CARD, other, TRANSFER) == pytest.approx(2 * once)
 
 
+def test_no_gpu_is_taken_beyond_its_peak() -> None:
+    other = replace(CARD, memory_bytes_per_s=1e16)
+    hungry = replace(WORK, activation_bytes=1e12)
+    assert transferred_s(0.02, hungry, CARD, other, TRANSFER) == pytest.approx(1e12 / 0.95e14)
+
+
 def test_a_tiny_step_is_bound_by_starting_kernels() -> None:
     tiny = parts(replace(WORK, flop=1e6, activation_bytes=1e3, parameters=1e3), CARD, TRANSFER)
     assert tiny.whole_s == tiny.start_s == pytest.approx(0.01)

@@ -19,7 +19,7 @@ def predict(
     count: Annotated[int | None, typer.Option("--count", help="GPUs in all.")] = None,
     nodes: Annotated[int | None, typer.Option("--nodes", help="Nodes they are spread over.")] = None,
     instance: Annotated[
-        str | None, typer.Option("--instance", help="Nodes of this type; its GPU, links and price as listed.")
+        str | None, typer.Option("--instance", help="Nodes of this type; its GPU and links as listed.")
     ] = None,
     network: Annotated[str | None, typer.Option("--network", help="Rate between nodes: 25gbit.")] = None,
     link: Annotated[str | None, typer.Option("--link", help="Rate between the GPUs of a node: 300GB/s.")] = None,

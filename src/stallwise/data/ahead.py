@@ -6,13 +6,14 @@ usually take is begun a second time, and the first to arrive counts (a hedged re
 Scale", CACM 2013).
 """
 
+import math
 import threading
 import time
 from collections import deque
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 
-from stallwise.data.tuning import Pace
+from stallwise.data.tuning import FIRST_CONCURRENCY, Pace
 from stallwise.errors import ObjectError
 
 # A wait is hedged after this many usual times, never before this many seconds, and while none is known later.
@@ -88,6 +89,7 @@ class Ahead:
         self._busy = 0
         self._waits_for: set[int] = set()
         self._usual_s = 0.0
+        self._shortest_s = math.inf
         self._judged = (time.monotonic(), 0)
         self._loads = 0
         self._waited_s = 0.0
@@ -224,7 +226,13 @@ class Ahead:
         with self._lock:
             if loaded is not None and loaded.source != "cache":
                 self._loads += 1
-                self._usual_s += (loaded.seconds - self._usual_s) * (0.1 if self._usual_s else 1.0)
+                self._shortest_s = min(self._shortest_s, loaded.seconds)
+                if self._loads == FIRST_CONCURRENCY:
+                    self.pace.meet(self._shortest_s)
+                    self._wake()
+                # A stalled one must not make the next stall look usual.
+                usual_s = min(loaded.seconds, 4 * self._usual_s) if self._usual_s else loaded.seconds
+                self._usual_s += (usual_s - self._usual_s) * (0.1 if self._usual_s else 1.0)
                 self._judge()
             slot.flying -= 1
             # An error counts only where no other request can still do better.

@@ -58,6 +58,8 @@ class Fetcher:
 
     def store(self) -> "ObjectStore":
         """This process's own; one inherited over fork is left untouched."""
+        if self._pid == os.getpid() and self._store is not None:
+            return self._store
         if self._pid != os.getpid():
             # The lock may have been held by a thread that fork did not copy.
             self._lock = threading.Lock()
@@ -101,7 +103,7 @@ class Fetcher:
         except (NotSupportedError, ValueError) as error:
             said = redacted(_first_line(str(error)), self.bucket.options)
             raise _FinalError(f"cannot be asked for: {said}") from None
-        if ref.version is not None and tag is not None and tag != ref.version:
+        if ref.version is not None and tag is not None and not _same(tag, ref.version):
             raise _FinalError("has changed since it was listed. Make the index anew (refresh=True).")
         if ref.size_bytes is not None and len(data) != ref.size_bytes:
             raise OSError(f"{len(data)} bytes came instead of {ref.size_bytes}")
@@ -114,6 +116,11 @@ class Fetcher:
 
 class _FinalError(Exception):
     """What another try cannot mend."""
+
+
+def _same(tag: str, listed: str) -> bool:
+    """Whether two ETags are one: Azure lists them without the quotes it answers with."""
+    return tag.removeprefix("W/").strip('"') == listed.removeprefix("W/").strip('"')
 
 
 def _first_line(text: str) -> str:

@@ -73,7 +73,7 @@ class Bucket:
                 self.url, config=self._config() or None, client_options=client, retry_config=retries
             )
         except Exception as error:
-            raise InputError(f"{self.shown} cannot be opened: {redacted(str(error), self.options)}") from None
+            raise InputError(f"{self.shown} cannot be opened: {redacted(_first_line(error), self.options)}") from None
 
     def under(self, prefix: str) -> "Bucket":
         """The same bucket, a folder deeper."""
@@ -87,7 +87,7 @@ class Bucket:
         if self.endpoint is not None:
             if urlsplit(self.url).scheme in {"http", "https", "file"}:
                 raise InputError(f"{self.shown} has no use for an endpoint: it is an address itself.")
-            config["endpoint"] = self.endpoint
+            config["base_url" if urlsplit(self.url).scheme == "gs" else "endpoint"] = self.endpoint
             if urlsplit(self.url).scheme == "s3":
                 # A server of one's own hardly ever checks it, and without one obstore asks AWS.
                 config.setdefault("region", os.environ.get("AWS_REGION", "us-east-1"))
@@ -110,6 +110,10 @@ def redacted(text: str, options: Mapping[str, Any]) -> str:
     text = re.sub(r"//[^/@\s]+@", "//", text)
     # An object's name in it may hold terminal codes.
     return _IN_TEXT.sub(r"\1[hidden]", "".join(c if c.isprintable() else ascii(c)[1:-1] for c in text))
+
+
+def _first_line(error: Exception) -> str:
+    return str(error).strip().partition("\n")[0][:300]
 
 
 def _local_folder(url: str) -> str:

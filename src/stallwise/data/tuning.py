@@ -2,7 +2,9 @@
 
 Concurrency. By Little's law c requests of latency t give c/t objects a second, until the link or the processor is full
 and more of them only make each slower. So c is raised by half while somebody waits for data and the last raise brought
-more than a few per cent, and taken back where it did not: at the knee, on a long link as on a short one.
+more than a few per cent, and taken back where it did not: at the knee, on a long link as on a short one. It begins
+with few, and after the first answers with as many as would hide their latency at `ASSUMED_PER_S`: on a short link every
+request more than needed only takes processor time from decoding.
 
 Depth. Enough objects must be under way or ready to keep c requests busy through a batch that is taken at once, and to
 outlast a hiccup of `COVER_S` at the pace they are taken. The limit in bytes is kept elsewhere (`ahead`) and wins.
@@ -11,7 +13,9 @@ outlast a hiccup of `COVER_S` at the pace they are taken. The limit in bytes is 
 import math
 from dataclasses import dataclass, field
 
-FIRST_CONCURRENCY = 16
+FIRST_CONCURRENCY = 4
+ASSUMED_PER_S = 1500.0
+MOST_ASSUMED = 24
 RAISE = 1.5
 GAIN = 1.05
 COVER_S = 2.0
@@ -31,9 +35,17 @@ class Pace:
     _rate: float = 0.0
     _before: int = 0
     _rest: int = 0
+    _met: bool = False
 
     def __post_init__(self) -> None:
         self.concurrency = self.concurrency or min(FIRST_CONCURRENCY, self.most)
+
+    def meet(self, latency_s: float) -> None:
+        """The shortest of the first answers took so long."""
+        if not self._met:
+            self._met = True
+            guess = min(MOST_ASSUMED, math.ceil(ASSUMED_PER_S * latency_s))
+            self.concurrency = min(self.most, max(self.concurrency, guess))
 
     def judged_after(self, requests: int, seconds: float) -> bool:
         """Whether so many requests in so many seconds are enough to go by."""

@@ -8,7 +8,7 @@ import math
 from collections.abc import Mapping
 from dataclasses import dataclass
 
-from stallwise.model.compute import Demand, Device, matrix_rate, shares, step_s, vector_rate
+from stallwise.model.compute import Demand, Device, bounded_step_s, matrix_rate, shares, step_s, vector_rate
 from stallwise.model.compute_linear import Features, correction, crossed, one
 
 _HALF = 2.0  # bytes of an element under autocast
@@ -16,6 +16,7 @@ _FULL = 4.0
 _FLOP = 2.0  # of a multiply-accumulate
 _LAUNCH_S = 1e-5
 _TENSOR_S = 1e-5
+_BEST = 0.95  # of the peak; no network in the measurements attains more
 _UPDATE_BYTES = 16.0  # of a parameter read and written by an update with momentum
 
 
@@ -75,7 +76,15 @@ def log_image_s(
     """Logarithm of the seconds one image takes: physics, and the correction."""
     asked = demand(setup, per_joule)
     fitted = coefficients[setup.layout if setup.layout in coefficients else "nchw"]
-    return math.log(step_s(asked, fitted)) + correction(weights, features(setup, shares(asked, fitted)))
+    found = math.log(step_s(asked, fitted)) + correction(weights, features(setup, shares(asked, fitted)))
+    best = per_joule.get("best_fraction", _BEST)
+    return math.log(bounded_step_s(math.exp(found), matrix_flop(setup), setup.device, best))
+
+
+def matrix_flop(setup: ImageSetup) -> float:
+    """FLOPs of one image that matrix units can do."""
+    macs = sum(value for kind, value in setup.macs.items() if kind != "depthwise")
+    return (3.0 if setup.training else 1.0) * _FLOP * macs
 
 
 def features(setup: ImageSetup, parts: Mapping[str, float]) -> Features:

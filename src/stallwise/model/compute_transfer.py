@@ -12,8 +12,9 @@ import math
 from collections.abc import Mapping
 from dataclasses import dataclass
 
-from stallwise.model.compute import Device, matrix_rate
+from stallwise.model.compute import Device, bounded_step_s, matrix_rate
 
+_BEST = 0.95  # of the peak; nothing in the measurements attains more
 _PASSES_OVER_ACTIVATIONS = 3.0  # written, read for backward, gradients written and read
 
 
@@ -60,9 +61,9 @@ def transferred_s(
 ) -> float:
     """`measured_s` of compute on `source`, on `target`."""
     there, here = parts(work, source, constants), parts(work, target, constants)
-    return measured_s * here.whole_s / there.whole_s
+    return bounded_step_s(measured_s * here.whole_s / there.whole_s, work.flop, target, _BEST)
 
 
 def log_ratio(work: StepWork, source: Device, target: Device, constants: Mapping[str, float]) -> float:
-    """Logarithm of the time on `target` over that on `source`."""
-    return math.log(transferred_s(1.0, work, source, target, constants))
+    """Logarithm of the time on `target` over that on `source`, without the bound."""
+    return math.log(parts(work, target, constants).whole_s / parts(work, source, constants).whole_s)

@@ -95,11 +95,10 @@ def measure(run: Run) -> Measured:
         raise RunError(
             f"The run at {run.path} ended before every phase was measured once. Give the script more steps or epochs."
         )
-    batches = run.table("batches")
     ladder = rungs | _without_own_collectives(steps, run.table("collectives"), rungs)
     stalls, compute = ladder_shares(list(ladder.values()))
     between = dict(zip(list(ladder)[1:], stalls, strict=True))
-    data = _data_path(steps, batches, plan.AS_IS)
+    data = _data_path(run, steps, plan.AS_IS)
     step = compute.s + sum(stall.s for stall in stalls)
     cold = _rung(steps, plan.COLD)
     return Measured(
@@ -107,7 +106,7 @@ def measure(run: Run) -> Measured:
         split=_split(compute, between, rungs, data, world),
         skew=_skew(steps, world),
         data=data,
-        cold=_data_path(steps, batches, plan.COLD) if cold else None,
+        cold=_data_path(run, steps, plan.COLD) if cold else None,
         cold_step=median_of_block_means(list(cold.values())) if cold else None,
         data_wait_s=_data_wait_s(steps),
         rungs=rungs,
@@ -236,12 +235,16 @@ def _data_wait_s(steps: "polars.DataFrame") -> float | None:
     return max(waits, default=None)
 
 
-def _data_path(steps: "polars.DataFrame", batches: "polars.DataFrame", phase: str) -> DataPath | None:
-    """What loading the batches of one step costs, on the rank that waits longest for them."""
+def _data_path(run: Run, steps: "polars.DataFrame", phase: str) -> DataPath | None:
+    """What loading the batches of one step costs, on the rank that waits longest for them.
+
+    Where the batches came from a bucket, the process that loaded them knows how long it waited for the store; else it
+    is told from outside, by the time in which it neither worked nor was ready to.
+    """
     import polars as pl
 
     kept = steps.filter(pl.col("kept") & (pl.col("phase") == phase) & pl.col("samples").is_not_null())
-    made = batches.filter((pl.col("phase") == phase) & pl.col("cpu_s").is_not_null())
+    made = run.table("batches").filter((pl.col("phase") == phase) & pl.col("cpu_s").is_not_null())
     waits = kept.group_by("rank").agg(pl.col("data_wait_s").mean(), pl.col("samples").mean()).sort("data_wait_s")
     if not waits.height or not made.height:
         return None
@@ -253,6 +256,10 @@ def _data_path(steps: "polars.DataFrame", batches: "polars.DataFrame", phase: st
         return None
     scale = samples_per_step / samples
     wall, blocked = totals["wall_s"], totals["blocked_s"]
+    loads = run.table("loads").filter((pl.col("phase") == phase) & (pl.col("rank") == rank))
+    if loads.height:
+        waited_s = float(loads.get_column("network_s").sum()) / float(loads.get_column("samples").sum())
+        blocked = min(wall, waited_s * samples)
     workers = made.get_column("worker").drop_nulls().n_unique()
     return DataPath(
         rank=rank,

@@ -112,6 +112,7 @@ def plain_ranks(ranks: int, *command: str, timeout_s: float = 90) -> str:
             stderr=subprocess.PIPE,
             text=True,
             env=os.environ | world | {"RANK": str(rank), "LOCAL_RANK": str(rank)},
+            start_new_session=True,  # as torchrun does; the kernel shares cores out by sessions
         )
         for rank in range(ranks)
     ]

@@ -34,6 +34,7 @@ def on_both(
             stdout=subprocess.PIPE,
             stderr=subprocess.PIPE,
             text=True,
+            start_new_session=True,  # as torchrun does with ranks; the kernel shares cores out by sessions
         )
         for node, host in enumerate(hosts)
     ]

@@ -1,0 +1,133 @@
+"""Image networks: families, networks, rows and GPUs left out."""
+
+from collections.abc import Sequence
+from pathlib import Path
+
+import numpy as np
+
+from fitting import images
+from fitting.crossval import (
+    errors,
+    image_learner,
+    left_out,
+    picked,
+    reference_pairs,
+)
+from fitting.errors import Errors, spreads
+from fitting.power import PER_JOULE
+from fitting.ridge import Vector
+from fitting.study import Study
+from fitting.tables import measured, shipped_catalog
+from stallwise.hardware.fitted import Fitted, load_fitted
+from stallwise.model import compute_image
+from stallwise.model.compute_image import ImageSetup
+from stallwise.model.conformal import Spread, joined
+from stallwise.record.table_setups import (
+    gpu_of,
+    image_setup,
+)
+
+# How much of a reference's error to take over where only one GPU was measured, by what inference shows.
+_REFERENCES = {"ref_weight:": 0.5, "ref_weight:network": 0.3, "ref_weight:family": 0.6, "ref_weight:new": 0.8}
+_T90 = {2: 1.886, 3: 1.638, 4: 1.533, 5: 1.476}
+
+
+def image_study(folder: Path, *, training: bool) -> Study:
+    """Image networks: families, networks and rows left out; across GPUs for inference."""
+    catalog, study = shipped_catalog(), Study()
+    table = measured(folder, "timm_train_rtx3090.csv" if training else "timm_infer_cross_gpu.csv")
+    setups = [image_setup(row, gpu_of(row, catalog), training=training) for row in table.rows]
+    truth = -np.log(table.truth)
+    name = "image_train" if training else "image_infer"
+    count = 6 if training else 4
+    found = []
+    for case, group, what in (
+        ("known gpu|new", [s.family for s in setups], "whole families left out"),
+        ("known gpu|family", [s.network for s in setups], "whole networks left out"),
+        ("known gpu|network", [f"{s.network}|{s.software}|{s.device.name}" for s in setups], "rows left out"),
+    ):
+        held = left_out(setups, truth, group, count, image_learner)
+        found.append(errors(case, truth, held, [s.family for s in setups]))
+        study.say(f"{name}: {what}", found[-1])
+    constants = dict(PER_JOULE) | _REFERENCES
+    attained_parts = [compute_image.matrix_flop(s) / s.device.matrix_flop_per_s for s in setups] * np.exp(-truth)
+    constants["best_fraction"] = float(attained_parts.max())
+    more: list[Errors] = []
+    if not training:
+        constants["ref_weight:network"], more = _new_gpu(study, setups, truth, truth - found[2].values)
+        for one in tuple(found[:2]):
+            who = one.case.partition("|")[2]
+            predicted = truth - one.values
+            constants[f"ref_weight:{who}"], left = reference_pairs(
+                truth, predicted, predicted, [_same(s) for s in setups], [s.device.name for s in setups]
+            )
+            study.say(f"image_infer: {who}, one other GPU measured", left)
+            found.append(Errors(f"known gpu|{who}|ref", left.values, left.groups))
+    fit = images.fit(setups, images.demands(setups), truth)
+    study.fitted.append(
+        Fitted(
+            name=name,
+            source=f"huggingface/pytorch-image-models results/benchmark-{'train' if training else 'infer'}-*.csv, "
+            f"{len(setups)} rows",
+            method="non-negative coefficients of seconds by kind of operator; ridge correction; networks' own effects",
+            constants=constants,
+            coefficients=fit.coefficients,
+            weights=fit.weights,
+            spreads=_with_new_gpus(spreads(found) | (_other_gpus() if training else {}), more),
+            known={
+                "gpu": tuple(sorted({s.device.name for s in setups})),
+                "family": tuple(sorted({s.family for s in setups})),
+                "network": tuple(sorted({s.network for s in setups})),
+                "software": tuple(sorted({s.software for s in setups})),
+            },
+        )
+    )
+    return study
+
+
+def _new_gpu(study: Study, setups: list[ImageSetup], truth: Vector, apart: Vector) -> tuple[float, list[Errors]]:
+    """Whole GPUs left out; what only one GPU was measured with (a compiled network) cannot be judged so.
+
+    `apart` predicts every row by a fit without it, as a user's own reference is.
+    """
+    keep = np.array(["compiled" not in s.software for s in setups])
+    setups, truth, apart = picked(setups, keep), truth[keep], apart[keep]
+    gpus = [s.device.name for s in setups]
+    held = left_out(setups, truth, gpus, 99, image_learner)
+    direct = errors("new gpu|network", truth, held, gpus)
+    study.say("image_infer: whole GPUs left out", direct)
+    pull, left = reference_pairs(truth, held, apart, [_same(s) for s in setups], gpus)
+    study.say("image_infer: whole GPUs left out, one other measured", left)
+    return pull, [direct, Errors("new gpu|network|ref", left.values, left.groups)]
+
+
+def _same(setup: ImageSetup) -> str:
+    """Rows of one set-up on several GPUs; the batch differs with their memory."""
+    return f"{setup.network}|{setup.layout}|{setup.software}|{setup.image_size}"
+
+
+def _other_gpus() -> dict[str, tuple[float, float, int]]:
+    """Training was measured on one GPU; how far another is off is taken from inference as fitted last."""
+    shipped = load_fitted("image_infer").spreads
+    cases = ("new gpu|network", "new gpu|network|ref", "known gpu|new|ref", "known gpu|family|ref")
+    return {case: shipped[case] for case in cases}
+
+
+def _with_new_gpus(
+    found: dict[str, tuple[float, float, int]], cards: Sequence[Errors] = ()
+) -> dict[str, tuple[float, float, int]]:
+    """A new GPU errs as a whole and, on it, every network on its own; a new network adds its own error again.
+
+    Three GPUs say little about a fourth, so theirs is taken as a t-distributed shift with as many degrees of freedom.
+    """
+    more = dict(found)
+    for one in cards:
+        shifts = [np.median(one.values[np.array(one.groups) == gpu]) for gpu in sorted(set(one.groups))]
+        half = _T90[len(shifts)] * float(np.sqrt(np.mean(np.square(shifts)) * (1 + 1 / len(shifts))))
+        both = joined(Spread(-half, half), Spread(*found["known gpu|network"]))
+        more[one.case] = (both.low, both.high, len(one.values))
+    for who in ("new", "family"):
+        for ref in ("", "|ref"):
+            both = joined(Spread(*more[f"new gpu|network{ref}"]), Spread(*found[f"known gpu|{who}{ref}"]))
+            more[f"new gpu|{who}{ref}"] = (both.low, both.high, both.rows)
+    return more
