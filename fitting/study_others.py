@@ -169,7 +169,7 @@ def transfer_study(folder: Path) -> Study:
         Fitted(
             name="transfer",
             source=f"mengwanguc/gpemu compute times, {len(rows)} rows of ten networks on six GPUs",
-            method="grid over three physical constants, least mean error over pairs of GPUs",
+            method="grid over four physical constants, least mean error over pairs of GPUs; effects of architectures",
             constants=fit_transfer(rows, names),
             spreads=spreads([pairs, features]),
             known={"gpu": tuple(sorted(names))},

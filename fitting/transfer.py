@@ -1,4 +1,4 @@
-"""A measured step on another GPU: three constants, and how far off it is with whole GPUs left out.
+"""A measured step on another GPU: four constants, and how far off it is with whole GPUs left out.
 
 Measurements: forward and backward of ten image networks on six GPUs at many batches, FP32 (mengwanguc/gpemu). Every
 pair of GPUs with the same network and batch is one case: the step on one is known, that on the other is predicted.
@@ -17,7 +17,7 @@ from fitting.power import PER_JOULE
 from fitting.ridge import Vector
 from fitting.tables import shipped_catalog
 from stallwise.model.compute import Device
-from stallwise.model.compute_transfer import StepWork, log_ratio, parts
+from stallwise.model.compute_transfer import StepWork, effect_name, log_ratio, parts
 from stallwise.record.devices import device_of
 from stallwise.workload.zoo import image_networks
 
@@ -34,6 +34,7 @@ NETWORKS = {
     **{name: name for name in ("vgg11", "vgg13", "vgg16", "vgg19")},
     "mobilenet_v2": "mobilenetv2_100",
 }
+_KEPT = 0.8  # of an architecture's own deviation
 _KERNELS = 3.5  # backward and update over forward
 # Where nothing decides, the first of each is taken.
 GRID = {
@@ -99,7 +100,16 @@ def fit_transfer(rows: Sequence[Timed], gpus: set[str]) -> dict[str, float]:
         constants = {**PER_JOULE, **dict(zip(GRID, chosen, strict=True))}
         off = float(np.abs(pair_errors(rows, constants, gpus, gpus).values).mean())
         best = min(best, (off, constants), key=lambda found: found[0])
-    return best[1]
+    return best[1] | _effects([row for row in rows if row.device.name in gpus], best[1])
+
+
+def _effects(rows: Sequence[Timed], constants: dict[str, float]) -> dict[str, float]:
+    """How much slower each architecture is than physics says, drawn towards the mean of all."""
+    off = from_features(rows, constants)
+    names = np.array([effect_name(row.device) for row in rows])
+    medians = {name: float(np.median(off[names == name])) for name in sorted(set(names.tolist()))}
+    middle = float(np.mean(list(medians.values())))
+    return {name: _KEPT * (value - middle) for name, value in medians.items()}
 
 
 def from_features(rows: Sequence[Timed], constants: dict[str, float]) -> Vector:

@@ -60,10 +60,20 @@ def transferred_s(
     measured_s: float, work: StepWork, source: Device, target: Device, constants: Mapping[str, float]
 ) -> float:
     """`measured_s` of compute on `source`, on `target`."""
-    there, here = parts(work, source, constants), parts(work, target, constants)
-    return bounded_step_s(measured_s * here.whole_s / there.whole_s, work.flop, target, _BEST)
+    scaled_s = measured_s * math.exp(log_ratio(work, source, target, constants))
+    return bounded_step_s(scaled_s, work.flop, target, _BEST)
 
 
 def log_ratio(work: StepWork, source: Device, target: Device, constants: Mapping[str, float]) -> float:
     """Logarithm of the time on `target` over that on `source`, without the bound."""
-    return math.log(parts(work, target, constants).whole_s / parts(work, source, constants).whole_s)
+    return _log_s(work, target, constants) - _log_s(work, source, constants)
+
+
+def _log_s(work: StepWork, device: Device, constants: Mapping[str, float]) -> float:
+    """Physics, and how much slower the architecture was found to be than it says."""
+    return math.log(parts(work, device, constants).whole_s) + constants.get(effect_name(device), 0.0)
+
+
+def effect_name(device: Device) -> str:
+    """The constant of an architecture, of its matrix units apart from its vector units."""
+    return f"effect:{'matrix' if device.has_matrix_units else 'vector'}:{device.architecture}"

@@ -93,7 +93,9 @@ def predict_run(run: Run, wanted: Wanted, catalog: Catalog) -> Prediction:
     source = _source(manifest, catalog)
     precision = _precision(model, wanted.gpu)
     compute, sentence = _compute(measured_s, model, source, wanted, load_fitted("transfer"))
-    outlook = _outlook(job, compute, measured_s, wanted)
+    # How much the processors' own compute varied says nothing about a GPU.
+    known = job if source is not None else replace(job, compute_factors=None)
+    outlook = _outlook(known, compute, measured_s, wanted)
     shards = (outlook.answer.gpus or 1) if model.sharded else 1
     footprint = _footprint(model, wanted)
     machines = -(-(outlook.answer.gpus or 1) // (outlook.gpus_per_node or 1))
