@@ -1,5 +1,6 @@
 """`Lookahead` yields what its sampler yields, and goes on where it stopped. No server: the bucket is a folder."""
 
+import gc
 from collections import Counter
 from pathlib import Path
 from typing import Any
@@ -190,6 +191,55 @@ def test_a_position_in_another_bucket_or_order_is_refused(tmp_path: Path) -> Non
         Lookahead(DistributedSampler(more, 2, 0, seed=1)).load_state_dict(state)
 
 
+def test_a_position_between_two_epochs_loses_and_repeats_nothing(tmp_path: Path) -> None:
+    dataset = bucket(tmp_path, 12)
+    for make in (
+        lambda: DistributedSampler(dataset, 1, 0),
+        lambda: StickySampler(dataset, 1, 0),
+        lambda: BatchSampler(DistributedSampler(dataset, 1, 0), 1, drop_last=False),
+    ):
+        first, second = Lookahead(make()), Lookahead(make())
+        first.set_epoch(3)
+        order = list(first)
+        second.load_state_dict(first.state_dict())
+        assert list(second) == [], "of the saved epoch nothing is left"
+        second.load_state_dict(first.state_dict())
+        second.set_epoch(4)
+        assert len(list(second)) == 12
+        # Saved again before the first batch: still the same rest.
+        second.load_state_dict(first.state_dict(5))
+        third = Lookahead(make())
+        third.load_state_dict(second.state_dict())
+        assert list(third) == order[5:]
+        # Saved when the next epoch is set and not begun: all of it is to come.
+        first.set_epoch(4)
+        third.load_state_dict(first.state_dict())
+        assert len(list(third)) == 12
+    random = Lookahead(RandomSampler(dataset))
+    for state in (random.state_dict(), [list(random), random.state_dict()][1]):
+        second = Lookahead(RandomSampler(dataset))
+        second.load_state_dict(state)
+        assert sorted(second) == list(range(12))
+
+
+def test_a_position_of_another_rank_or_subset_is_refused(tmp_path: Path) -> None:
+    dataset = bucket(tmp_path, 12)
+    state = Lookahead(StickySampler(dataset, 2, 0, ranks_per_node=1)).state_dict()
+    with pytest.raises(InputError, match="rank 0 of 2, this is rank 1 of 2"):
+        Lookahead(StickySampler(dataset, 2, 1, ranks_per_node=1)).load_state_dict(state)
+    parts = [Subset(dataset, range(6)), Subset(dataset, range(6, 12))]
+    with pytest.raises(InputError, match="the subset of it"):
+        Lookahead(RandomSampler(parts[1])).load_state_dict(Lookahead(RandomSampler(parts[0])).state_dict())
+
+
+def test_a_sampler_that_is_gone_leaves_no_order_behind(tmp_path: Path) -> None:
+    dataset = bucket(tmp_path, 4)
+    for _ in range(3):
+        assert len(epoch(DataLoader(dataset, 2, sampler=Lookahead(RandomSampler(dataset))))) == 4
+    gc.collect()
+    assert len(dataset._channels) == 0
+
+
 @pytest.mark.filterwarnings("ignore:'set_vital' is deprecated")
 @pytest.mark.parametrize("workers", [0, 2])
 def test_stateful_dataloader_goes_on_exactly(tmp_path: Path, workers: int) -> None:
@@ -211,6 +261,9 @@ def test_stateful_dataloader_goes_on_exactly(tmp_path: Path, workers: int) -> No
     rest = epoch(second)
     assert sorted(seen + rest) == list(range(50))
     assert sorted(epoch(second)) == list(range(50)), "the epoch after is whole"
+    third = loader()
+    third.load_state_dict(second.state_dict())
+    assert sorted(epoch(third)) == list(range(50)), "so is the one after a position at the end"
 
 
 def test_sticky_parts_stay_on_their_node(tmp_path: Path) -> None:

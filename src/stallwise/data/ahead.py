@@ -31,34 +31,25 @@ class Loaded:
     data: bytes
     source: str  # "cache", "store" or "waited": another process of the node fetched it
     seconds: float
-    tries: int = 0
 
 
 class _Slot:
     """One expected object."""
 
-    __slots__ = ("begun", "error", "flying", "loaded", "size_bytes", "wanted")
+    __slots__ = ("begun", "dropped", "error", "flying", "loaded", "size_bytes", "wanted")
 
     def __init__(self, size_bytes: int) -> None:
         self.size_bytes = size_bytes
         self.wanted = 1
         self.begun = False
+        self.dropped = False
         self.flying = 0  # requests under way for it
         self.loaded: Loaded | None = None
-        self.error: BaseException | None = None
+        self.error: Exception | None = None
 
     @property
     def over(self) -> bool:
         return self.loaded is not None or self.error is not None
-
-
-@dataclass
-class Seen:
-    """What happened so far; the accounts read it."""
-
-    hedged: int = 0
-    wasted_bytes: int = 0  # loaded ahead and never asked for
-    peak_bytes: int = 0  # most that lay ahead at one time
 
 
 class Ahead:
@@ -93,7 +84,7 @@ class Ahead:
         self._judged = (time.monotonic(), 0)
         self._loads = 0
         self._waited_s = 0.0
-        self.seen = Seen()
+        self.hedged = 0  # requests made a second time; the account takes them from here
 
     def expect(self, numbers: Iterable[int]) -> None:
         """These will be asked for next, in this order, after all those expected before."""
@@ -120,10 +111,12 @@ class Ahead:
             if slot is None:
                 slot = self._slots[number] = _Slot(self._size_bytes(number))
                 self._queue.appendleft(number)
-                self._wake()
             elif not slot.begun and self._queue[0] != number:
                 self._queue.remove(number)
                 self._queue.appendleft(number)
+            if not slot.begun:
+                # Also one that was kept back by the limit: it may pass it now.
+                self._wake()
             ready = slot.over
             if not ready:
                 self._wait(number, slot)
@@ -139,30 +132,27 @@ class Ahead:
     def forget(self) -> None:
         """What was expected will not come: drop it. What is under way is dropped when it arrives."""
         with self._lock:
-            self.seen.wasted_bytes += sum(slot.size_bytes for slot in self._slots.values() if slot.begun)
+            for slot in self._slots.values():
+                slot.dropped = slot.begun
+                if slot.begun and slot.flying == 0:
+                    self._held_bytes -= slot.size_bytes
             self._slots.clear()
             self._queue.clear()
-            self._held_bytes = 0
-
-    def close(self) -> None:
-        """Let the threads go."""
-        with self._lock:
-            self._queue.clear()
-            self._limit_bytes = -1
-            self._work.notify_all()
 
     # Everything below up to `_run`, and `_wait`, is called with the lock held.
 
     def _begin(self, slot: _Slot) -> None:
         slot.begun, slot.flying = True, 1
         self._held_bytes += slot.size_bytes
-        self.seen.peak_bytes = max(self.seen.peak_bytes, self._held_bytes)
 
     def _done_with(self, number: int, slot: _Slot) -> None:
         if self._slots.get(number) is not slot:
             return
         del self._slots[number]
-        self._held_bytes -= slot.size_bytes
+        if slot.begun:
+            self._held_bytes -= slot.size_bytes
+        else:
+            self._queue.remove(number)  # given up before it began
         if slot.wanted > 1:
             # It will be asked for again, but not soon: it is loaded again then, and does not hold up others till then.
             self._slots[number] = again = _Slot(slot.size_bytes)
@@ -177,8 +167,8 @@ class Ahead:
         if idle > 0:
             self._work.notify(min(idle, len(self._queue)))
         while self._threads < min(self.pace.concurrency, self._busy + len(self._queue)):
-            self._threads += 1
             threading.Thread(target=self._run, name="stallwise-ahead", daemon=True).start()
+            self._threads += 1
 
     def _next(self) -> tuple[int, _Slot] | None:
         if not self._queue or self._busy >= self.pace.concurrency:
@@ -205,10 +195,13 @@ class Ahead:
     def _run(self) -> None:
         while True:
             with self._lock:
+                woken = True
                 while (got := self._next()) is None:
-                    if self._limit_bytes < 0 or self._threads > self.pace.concurrency or not self._work.wait(_IDLE_S):
+                    # Looked once more after the time is up: a wake-up may have come in that moment.
+                    if not woken or self._threads > self.pace.concurrency:
                         self._threads -= 1
                         return
+                    woken = self._work.wait(_IDLE_S)
                 self._busy += 1
             try:
                 self._fill(self._load, *got)
@@ -218,11 +211,14 @@ class Ahead:
 
     def _fill(self, load: Callable[[int], Loaded], number: int, slot: _Slot) -> None:
         """Load into the slot; the first to do so counts."""
-        loaded, error = None, None
+        loaded: Loaded | None = None
+        error: Exception | None = None
         try:
             loaded = load(number)
         except Exception as caught:
             error = caught
+        except BaseException as caught:  # a panic in obstore is no Exception; somebody waits for an answer
+            error = ObjectError(f"Sample {number} could not be read: {type(caught).__name__}.")
         with self._lock:
             if loaded is not None and loaded.source != "cache":
                 self._loads += 1
@@ -235,6 +231,12 @@ class Ahead:
                 self._usual_s += (usual_s - self._usual_s) * (0.1 if self._usual_s else 1.0)
                 self._judge()
             slot.flying -= 1
+            if slot.dropped and slot.flying == 0:
+                self._held_bytes -= slot.size_bytes
+            elif loaded is not None and self._slots.get(number) is slot:
+                # What the listing did not say is known now.
+                self._held_bytes += len(loaded.data) - slot.size_bytes
+                slot.size_bytes = len(loaded.data)
             # An error counts only where no other request can still do better.
             if not slot.over and (error is None or slot.flying == 0):
                 slot.loaded, slot.error = loaded, error
@@ -261,6 +263,6 @@ class Ahead:
     def _again(self, number: int, slot: _Slot) -> None:
         if 0 < slot.flying < MOST_HEDGES:
             slot.flying += 1
-            self.seen.hedged += 1
+            self.hedged += 1
             # Not by way of the cache: there it would wait for the first.
             threading.Thread(target=self._fill, args=(self._load_again, number, slot), daemon=True).start()

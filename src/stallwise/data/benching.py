@@ -22,7 +22,7 @@ from typing import NamedTuple
 
 from stallwise.data.fetch import Fetcher
 from stallwise.data.objects import ObjectRef
-from stallwise.data.store import Bucket, redacted
+from stallwise.data.store import Bucket
 from stallwise.data.tuning import GAIN, ROUNDS
 from stallwise.errors import InputError, ObjectError, StallwiseError
 from stallwise.hardware.object_store import StorePrices
@@ -212,7 +212,7 @@ class Benching:
         except StallwiseError:
             raise
         except Exception as error:
-            said = redacted(str(error).strip().partition("\n")[0][:300], self._bucket.options)
+            said = self._bucket.said(error)
             raise InputError(
                 f"{self._bucket.shown} cannot be listed: {said} (A store that cannot list needs --keys.)"
             ) from None

@@ -57,7 +57,7 @@ class BucketDataset(Dataset[T], Generic[T]):
     retries, timeout_s, hedge      how one request is made
     on_error         "raise", or "skip": leave a sample out that cannot be read or decoded, and count it
     refresh, index_max_age_s, index_folder    when to list again, and where the index is kept
-    prices, budget_usd             what requests and bytes cost, and when to stop
+    prices, budget_usd             what requests and bytes cost, and when to stop: dollars of this rank and its workers
     """
 
     def __init__(
@@ -79,7 +79,7 @@ class BucketDataset(Dataset[T], Generic[T]):
         on_error: OnError = "raise",
         refresh: bool = False,
         index_max_age_s: float = MAX_AGE_S,
-        index_folder: Path | None = None,
+        index_folder: str | Path | None = None,
         prices: StorePrices | None = None,
         budget_usd: float | None = None,
     ) -> None:
@@ -88,10 +88,12 @@ class BucketDataset(Dataset[T], Generic[T]):
         self._helper = Helper(bucket, retries)
         self._accounts = Accounts()
         if keys is None:
-            self.index = self._listed(match, index_folder, refresh=refresh, max_age_s=index_max_age_s)
+            folder = None if index_folder is None else Path(index_folder)
+            self.index = self._listed(match, folder, refresh=refresh, max_age_s=index_max_age_s)
         else:
             self.index = named(bucket, keys)
         self._prices = prices if prices is not None else prices_of(urlsplit(url).scheme)
+        _check_budget(budget_usd, self._prices)
         self._plan = Plan(
             decode=as_bytes if decode is None else decode,
             cache=_cache_of(cache, cache_bytes),
@@ -135,7 +137,8 @@ class BucketDataset(Dataset[T], Generic[T]):
 
     def account(self) -> Account:
         """What loading has cost so far, in this process and in all its loader workers."""
-        return self._accounts.total()
+        total = self._accounts.total()
+        return total + self._loading.requested() if self._loading and self._loading.pid == os.getpid() else total
 
     def cost_usd(self) -> float | None:
         """Dollars for requests and for bytes out of the region so far; None where the store's prices are not known."""
@@ -145,6 +148,10 @@ class BucketDataset(Dataset[T], Generic[T]):
         """Look ahead in the order written there (`Lookahead` calls this)."""
         self._channels.append((channel, mode))
         self._loading = None
+
+    def unfollow(self, channel: Channel) -> None:
+        """Its sampler is gone: loaders made anew every epoch must not leave their orders behind."""
+        self._channels = [kept for kept in self._channels if kept[0] is not channel]
 
     def _here(self) -> Loading:
         """This process's connections and threads; those of the process it was forked from stay untouched."""
@@ -186,6 +193,11 @@ def _above_zero(name: str, value: int) -> int:
     if value < 1:
         raise InputError(f"{name} must be at least 1, not {value}.")
     return value
+
+
+def _check_budget(budget_usd: float | None, prices: StorePrices | None) -> None:
+    if budget_usd is not None and (prices is None or prices.usd(1, 1, 1) is None):
+        raise InputError("A budget needs prices, and this store's are not known here: give prices=StorePrices(…).")
 
 
 def _skips(on_error: str) -> bool:

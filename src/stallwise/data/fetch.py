@@ -16,14 +16,17 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 from stallwise.data.objects import ObjectRef
-from stallwise.data.store import Bucket, redacted
-from stallwise.errors import InputError, ObjectError
+from stallwise.data.store import Bucket
+from stallwise.errors import InputError, ObjectError, StallwiseError
 
 if TYPE_CHECKING:
     from obstore.store import ObjectStore
 
 FIRST_PAUSE_S = 0.1
 LONGEST_PAUSE_S = 10.0
+
+# Not the generator that everybody draws from: a try that failed would change what decode functions draw.
+_spread = random.SystemRandom()
 
 
 @dataclass(frozen=True, slots=True)
@@ -78,22 +81,23 @@ class Fetcher:
                 return Fetched(data, time.monotonic() - start, tries)
             except _FinalError as error:
                 raise ObjectError(f"{self._shown(ref)} {error}", tries) from None
+            except StallwiseError:
+                raise  # the store cannot even be opened
             except Exception as error:
-                said = redacted(_first_line(str(error)), self.bucket.options)
                 if tries > self._retries or stop():
                     times = "once" if tries == 1 else f"{tries} times"
-                    raise ObjectError(
-                        f"{self._shown(ref)} could not be read, tried {times}; the last time: {said}", tries
-                    ) from None
+                    said = f"could not be read, tried {times}; the last time: {self.bucket.said(error)}"
+                    raise ObjectError(f"{self._shown(ref)} {said}", tries) from None
             _pause(tries)
         raise AssertionError("unreachable")
 
     def _try(self, ref: ObjectRef) -> bytes:
+        store = self.store()
         import obstore
         from obstore.exceptions import NotSupportedError, PermissionDeniedError, UnauthenticatedError
 
         try:
-            found = obstore.get(self.store(), ref.name)
+            found = obstore.get(store, ref.name)
             tag = found.meta["e_tag"]
             data = bytes(found.bytes())
         except FileNotFoundError:
@@ -101,8 +105,7 @@ class Fetcher:
         except (PermissionDeniedError, UnauthenticatedError, PermissionError):
             raise _FinalError("may not be read with these credentials.") from None
         except (NotSupportedError, ValueError) as error:
-            said = redacted(_first_line(str(error)), self.bucket.options)
-            raise _FinalError(f"cannot be asked for: {said}") from None
+            raise _FinalError(f"cannot be asked for: {self.bucket.said(error)}") from None
         if ref.version is not None and tag is not None and not _same(tag, ref.version):
             raise _FinalError("has changed since it was listed. Make the index anew (refresh=True).")
         if ref.size_bytes is not None and len(data) != ref.size_bytes:
@@ -123,10 +126,6 @@ def _same(tag: str, listed: str) -> bool:
     return tag.removeprefix("W/").strip('"') == listed.removeprefix("W/").strip('"')
 
 
-def _first_line(text: str) -> str:
-    return text.strip().partition("\n")[0][:300]
-
-
 def _pause(tries: int) -> None:
     longest = min(LONGEST_PAUSE_S, FIRST_PAUSE_S * 2 ** (tries - 1))
-    time.sleep(random.uniform(0, longest))  # noqa: S311 - a spread, no secret
+    time.sleep(_spread.uniform(0, longest))

@@ -11,6 +11,7 @@ a time. There is no address to find and no file to leave behind; the helper ends
 """
 
 import os
+import signal
 import socket
 import subprocess
 import sys
@@ -61,6 +62,17 @@ class _Answer(msgspec.Struct, frozen=True):
     kind: str = ""
 
 
+_forking = threading.Lock()
+
+
+def _after_fork() -> None:
+    global _forking
+    _forking = threading.Lock()
+
+
+os.register_at_fork(after_in_child=_after_fork)
+
+
 class Helper:
     """The rank's side: asks from any thread; the process is started at the first request of each process."""
 
@@ -93,22 +105,26 @@ class Helper:
         return answer.tries
 
     def _ask(self, request: _Get | _List) -> tuple[_Answer, bytes]:
-        connection = self._connection()
         try:
+            connection = self._connection()
             _send(connection, msgspec.msgpack.encode(request))
             answer = msgspec.msgpack.decode(_receive(connection), type=_Answer)
             data = _exactly(connection, answer.length)
-        except (OSError, EOFError) as error:
+        except BaseException as error:
+            # What is left of the answer in it must never be taken for the next one's.
             self._mine = threading.local()
-            raise ObjectError(f"The process that reads {self.bucket.shown} has died ({error}).") from None
+            if isinstance(error, (OSError, EOFError)):
+                raise ObjectError(f"The process that reads {self.bucket.shown} has died ({error}).") from None
+            raise
         if answer.error is not None:
             raise InputError(answer.error) if answer.kind == "InputError" else ObjectError(answer.error, answer.tries)
         return answer, data
 
     def _connection(self) -> socket.socket:
-        if self._pid != os.getpid():
-            # Forked: the parent's helper stays the parent's.
-            self._forget()
+        with _forking:
+            if self._pid != os.getpid():
+                # Forked: the parent's helper stays the parent's.
+                self._forget()
         with self._lock:
             if self._running is None or self._running.process.poll() is not None:
                 self._running, self._mine = _Running(self._settings), threading.local()
@@ -183,6 +199,8 @@ def needs_helper(*, worker: bool) -> bool:
 
 def main() -> None:
     """Serve connections until the rank is gone."""
+    # Ctrl-C reaches the whole group; a rank that catches it may go on reading.
+    signal.signal(signal.SIGINT, signal.SIG_IGN)
     parent = os.getppid()
     control = socket.socket(fileno=0)
     settings = msgspec.msgpack.decode(_receive(control), type=_Settings)
@@ -227,8 +245,12 @@ def _answer(request: _Get | _List, fetcher: Fetcher) -> tuple[_Answer, bytes]:
         )
         return _Answer(tries=made.requests), b""
     except StallwiseError as error:
-        kind = "InputError" if isinstance(error, InputError) else "ObjectError"
+        kind = "ObjectError" if isinstance(error, ObjectError) else "InputError"
         return _Answer(tries=getattr(error, "tries", 1), error=str(error), kind=kind), b""
+    except Exception as error:
+        # A full disk under the index, for example: the rank must hear what it was.
+        said = f"{fetcher.bucket.shown} cannot be read: {type(error).__name__}: {fetcher.bucket.said(error)}"
+        return _Answer(error=said, kind="InputError"), b""
 
 
 def _send(connection: socket.socket, message: bytes) -> None:

@@ -19,7 +19,7 @@ import msgspec
 
 from stallwise.data.fetch import Fetcher
 from stallwise.data.objects import Index, ObjectRef
-from stallwise.data.store import Bucket, redacted
+from stallwise.data.store import Bucket
 from stallwise.errors import InputError
 
 MAX_AGE_S = 24 * 3600.0
@@ -106,12 +106,13 @@ def _index(bucket: Bucket, kept: _Kept) -> Index:
 
 
 def _list(bucket: Bucket, match: str, progress: Callable[[int], None]) -> _Kept:
+    store = Fetcher(bucket).store()
     import obstore
 
     found: list[tuple[str, int | None, str | None]] = []
     began_s, seen = time.time(), 0
     try:
-        for chunk in obstore.list(Fetcher(bucket).store(), chunk_size=_CHUNK):
+        for chunk in obstore.list(store, chunk_size=_CHUNK):
             seen += len(chunk)
             # A name that ends in a slash is the mark some tools leave for an empty folder.
             found += [
@@ -120,12 +121,9 @@ def _list(bucket: Bucket, match: str, progress: Callable[[int], None]) -> _Kept:
                 if not meta["path"].endswith("/") and fnmatch.fnmatchcase(meta["path"], match)
             ]
             progress(seen)
-    except InputError:
-        raise
     except Exception as error:
-        said = redacted(str(error).strip().partition("\n")[0][:300], bucket.options)
         raise InputError(
-            f"{bucket.shown} cannot be listed: {said} "
+            f"{bucket.shown} cannot be listed: {bucket.said(error)} "
             "(A store that cannot list, as plain HTTP servers, needs its objects' names: keys=[…].)"
         ) from None
     if not found:

@@ -7,6 +7,7 @@ import time
 import warnings
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from multiprocessing.util import Finalize
 from typing import Any
 
 from torch.utils.data import get_worker_info
@@ -25,7 +26,7 @@ from stallwise.hardware.object_store import StorePrices
 from stallwise.record.loads import LoadLog
 from stallwise.record.worker import collecting_folder
 
-# An object whose size no listing gave counts as this much until it is there.
+# An object whose size no listing gave counts as this much until one has come.
 _USUAL_BYTES = 1 << 20
 
 
@@ -70,8 +71,8 @@ class Loading:
             follower.crosses = info is None or plan.cache is not None
         self._way = 0
         self._workers = workers
-        usual_bytes = index.total_bytes // max(len(index), 1) or _USUAL_BYTES
-        self._room = max(1, plan.lookahead_bytes // workers // usual_bytes)
+        self._usual_bytes = index.total_bytes // max(len(index), 1) or _USUAL_BYTES
+        self._room = max(1, plan.lookahead_bytes // workers // self._usual_bytes)
         pace = Pace(most=max(1, plan.concurrency // workers))
         self._ahead = Ahead(
             self._load,
@@ -88,6 +89,9 @@ class Loading:
         self._taken_per_s = 0.0
         self._last_s = 0.0
         self._log: LoadLog | None = None
+        if info is not None:
+            # What a worker fetched after its last batch, nobody would hear of.
+            Finalize(None, lambda: accounts.add(self.requested()), exitpriority=1)
         self._log_folder: str | None = None
 
     def load(self, numbers: list[int], *, whole: bool) -> list[Any]:
@@ -100,7 +104,7 @@ class Loading:
             if sample is not _LEFT_OUT:
                 found.append(sample)
         self._close(start_s, len(numbers), queued_s)
-        if not found and numbers:
+        if not found and numbers and whole:
             raise ObjectError(f"None of the {len(numbers)} samples of a batch could be read or decoded.")
         return found
 
@@ -112,7 +116,8 @@ class Loading:
             decoding_s = time.monotonic()
             return self._plan.decode(loaded.data, ref_name)
         except Exception as error:
-            if not self._plan.skip or not isinstance(error, (StallwiseError, ValueError, OSError)):
+            # Decoders raise all sorts of things; what is wrong with the set-up and not with the object is not left out.
+            if not self._plan.skip or not (decoding_s or isinstance(error, ObjectError)):
                 if decoding_s:
                     error.add_note(f"(while decoding {ref_name!a} of {self._bucket.shown})")
                 raise
@@ -194,16 +199,10 @@ class Loading:
         if cache is None:
             return self._fetch(number)
         start_s = time.monotonic()
-        tries = 0
-
-        def fetch() -> bytes:
-            nonlocal tries
-            fetched = self._fetch(number)
-            tries = fetched.tries
-            return fetched.data
-
-        kept = cache.load(self._index.key(number), ref.size_bytes or 0, fetch, self._next_use_s(number))
-        return Loaded(kept.data, kept.source, time.monotonic() - start_s, tries)
+        kept = cache.load(
+            self._index.key(number), ref.size_bytes or 0, lambda: self._fetch(number).data, self._next_use_s(number)
+        )
+        return Loaded(kept.data, kept.source, time.monotonic() - start_s)
 
     def _fetch(self, number: int) -> Loaded:
         try:
@@ -212,17 +211,19 @@ class Loading:
             self._requests(error.tries, 0)
             raise
         self._requests(fetched.tries, len(fetched.data))
-        return Loaded(fetched.data, "store", fetched.seconds, fetched.tries)
+        return Loaded(fetched.data, "store", fetched.seconds)
 
     def _requests(self, tries: int, fetched_bytes: int) -> None:
         with self._lock:
             self._requested.requests += tries
             self._requested.retries += tries - 1
             self._requested.fetched_bytes += fetched_bytes
+            if self._index.total_bytes == 0 and fetched_bytes:
+                self._usual_bytes = fetched_bytes
 
     def _size_bytes(self, number: int) -> int:
         size = int(self._index.sizes_bytes[number])
-        return size if size >= 0 else _USUAL_BYTES
+        return size if size >= 0 else self._usual_bytes
 
     def _next_use_s(self, number: int) -> float | None:
         """When the sample will be wanted again on this node, by the pace so far."""
@@ -233,13 +234,18 @@ class Loading:
 
     # The account.
 
+    def requested(self) -> Account:
+        """What was asked of the store since the last batch."""
+        with self._lock:
+            return self._requested + Account()
+
     def _close(self, start_s: float, count: int, queued_s: float | None) -> None:
         """Put the batch to the account and to the run record, and learn the pace at which samples are taken."""
         with self._lock:
             now, self._requested = self._now + self._requested, Account()
         self._now = Account()
         now.queue_s = queued_s or 0.0
-        now.hedged, self._ahead.seen.hedged = self._ahead.seen.hedged, 0
+        now.hedged, self._ahead.hedged = self._ahead.hedged, 0
         self._accounts.add(now)
         end_s = time.monotonic()
         # Without the wait for the store: the pace it would be if data were always there.

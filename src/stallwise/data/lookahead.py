@@ -7,7 +7,10 @@ It yields exactly what the sampler yields. When an epoch begins it writes the wh
 that turns out wrong (a generator somebody else draws from, an epoch that is not advanced) is not repeated.
 """
 
+import weakref
 from collections.abc import Iterator
+from functools import cached_property
+from hashlib import blake2b
 from typing import Any
 
 import numpy as np
@@ -15,7 +18,7 @@ from torch.utils.data import Sampler, Subset
 
 from stallwise.data.dataset import BucketDataset
 from stallwise.data.deli import DeliMode
-from stallwise.data.draws import Item, draw_of, numbers
+from stallwise.data.draws import Item, draw_of, numbers, part_with
 from stallwise.data.order import Channel, Numbers
 from stallwise.errors import InputError
 
@@ -43,6 +46,7 @@ class Lookahead(Sampler[Any]):
         self._guessing = True
         self._yielded = 0
         self._dataset.follow(self._channel, mode)
+        weakref.finalize(self, self._dataset.unfollow, self._channel).atexit = False
 
     @property
     def padding(self) -> int:
@@ -54,8 +58,9 @@ class Lookahead(Sampler[Any]):
 
     def set_epoch(self, epoch: int) -> None:
         """As `DistributedSampler.set_epoch`."""
-        if hasattr(self._sampler, "set_epoch"):
-            self._sampler.set_epoch(epoch)
+        counting = part_with(self._sampler, "set_epoch")
+        if counting is not None:
+            counting.set_epoch(epoch)
 
     def __iter__(self) -> Iterator[Any]:
         order = self._draw.begin()
@@ -77,23 +82,33 @@ class Lookahead(Sampler[Any]):
         done = self._yielded if consumed is None else consumed
         return {
             "version": _STATE_VERSION,
-            "objects": self._dataset.index.fingerprint,
+            "objects": self._objects,
             **self._draw.state(done),
         }
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
-        """The next epoch this sampler begins is the rest of the saved one, also on another number of ranks."""
+        """The next epoch this sampler begins is the rest of the saved one.
+
+        With `DistributedSampler` also on another number of ranks. Whoever then calls `set_epoch` with another epoch
+        begins that one, whole.
+        """
         if state.get("version") != _STATE_VERSION:
             raise InputError(f"The saved position is of version {state.get('version')}, this is {_STATE_VERSION}.")
-        if state["objects"] != self._dataset.index.fingerprint:
+        if state["objects"] != self._objects:
             raise InputError(
-                "The bucket has changed since the position was saved: the same numbers mean other objects now. "
-                "Go on with the kept index (no refresh), or begin the epoch anew."
+                "The bucket has changed since the position was saved, or the subset of it: the same numbers mean other "
+                "objects now. Begin the epoch anew."
             )
         kind = draw_of(self._sampler).state(0)["kind"]
         if state["kind"] != kind:
             raise InputError(f"The position was saved by a sampler of kind {state['kind']!r}, this one is {kind!r}.")
         self._draw.restore(state)
+
+    @cached_property
+    def _objects(self) -> str:
+        """Says which objects the sampler's numbers mean."""
+        whole = self._dataset.index.fingerprint
+        return whole if self._map is None else blake2b(whole.encode() + self._map.tobytes(), digest_size=16).hexdigest()
 
     def _publish(self, order: list[Item]) -> None:
         flat = self._mapped(numbers(order))
@@ -107,7 +122,8 @@ class Lookahead(Sampler[Any]):
         if following is not None:
             self._guess = self._mapped(numbers(following[0]))[: self._channel.capacity]
             uses = self._uses([self._mapped(part) for part in following[1]])
-        self._channel.begin(flat, _bounds(order), self._guess, uses)
+        bounds = _bounds(order)
+        self._channel.begin(flat, None if bounds is None else bounds[: self._channel.capacity + 1], self._guess, uses)
 
     def _mapped(self, flat: Numbers) -> Numbers:
         return flat if self._map is None else self._map[flat]

@@ -29,12 +29,13 @@ class Channel:
     """
 
     def __init__(self, capacity: int, samples: int) -> None:
-        def shared(*shape: int, dtype: torch.dtype = torch.int64) -> torch.Tensor:
+        # 20 bytes a sample: shared memory may be small (64 MB in a container that nobody gave more).
+        def shared(*shape: int, dtype: torch.dtype = torch.int32) -> torch.Tensor:
             return torch.zeros(shape, dtype=dtype).share_memory_()  # type: ignore[no-any-return, no-untyped-call]
 
         capacity = max(capacity, 1)
         self._tensors = {
-            "head": shared(8),
+            "head": shared(8, dtype=torch.int64),
             "orders": shared(2, capacity),
             # Where batches begin, for samplers that deal batches of their own.
             "bounds": shared(2, capacity + 1),

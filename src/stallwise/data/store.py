@@ -10,7 +10,7 @@ travels: the URL and the options.
 import os
 import re
 from collections.abc import Mapping
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 from datetime import timedelta
 from typing import TYPE_CHECKING, Any
 from urllib.parse import urlsplit, urlunsplit
@@ -25,6 +25,14 @@ _SECRETS = re.compile(r"(key|secret|token|password|credential|signature|sig|sas)
 _IN_TEXT = re.compile(
     r"(?i)((?:x-amz-[a-z-]*(?:credential|signature|token)|awsaccesskeyid|signature|sig|token|secret|password|key)=)[^&\s\"']+"
 )
+
+_CLOUDS = ("AWS_", "AZURE_", "GOOGLE_")
+# What obstore takes the server or account from, in options and environment, where no endpoint is given.
+_WHERE = {
+    "s3": ("aws_endpoint_url_s3", "aws_endpoint_url", "aws_endpoint", "endpoint_url", "endpoint"),
+    "gs": ("google_base_url", "base_url"),
+    "az": ("azure_storage_endpoint", "azure_endpoint", "endpoint", "azure_storage_account_name", "account_name"),
+}
 
 
 @dataclass(frozen=True)
@@ -54,8 +62,18 @@ class Bucket:
 
     @property
     def identity(self) -> str:
-        """Which bucket it is: two servers may have buckets of one name."""
-        return f"{shown_url(self.endpoint)} {self.shown}" if self.endpoint else self.shown
+        """Which bucket it is: two servers, or two accounts of Azure, may have buckets of one name."""
+        where, shown = self.endpoint or self._server(), self.shown.rstrip("/")
+        return f"{shown_url(where)} {shown}" if where else shown
+
+    def _server(self) -> str | None:
+        environment = {name: value for name, value in os.environ.items() if name.startswith(_CLOUDS)}
+        for given in (self.options, environment):
+            lower = {name.lower(): str(value) for name, value in given.items() if value}
+            for name in _WHERE.get(urlsplit(self.url).scheme, ()):
+                if name in lower:
+                    return lower[name]
+        return None
 
     def open(self) -> "ObjectStore":
         """A store for this process. Retries are ours (`fetch`), so that each is counted and none multiplies."""
@@ -73,11 +91,12 @@ class Bucket:
                 self.url, config=self._config() or None, client_options=client, retry_config=retries
             )
         except Exception as error:
-            raise InputError(f"{self.shown} cannot be opened: {redacted(_first_line(error), self.options)}") from None
+            raise InputError(f"{self.shown} cannot be opened: {self.said(error)}") from None
 
-    def under(self, prefix: str) -> "Bucket":
-        """The same bucket, a folder deeper."""
-        return replace(self, url=f"{self.url.rstrip('/')}/{prefix.lstrip('/')}")
+    def said(self, error: Exception) -> str:
+        """The first line of a library's message, fit to be shown."""
+        # Cut last: half a secret is not recognised.
+        return redacted(str(error).strip().partition("\n")[0], self.options)[:300]
 
     def _plain_http(self) -> bool:
         return (self.endpoint or self.url).startswith("http://") or os.environ.get("AWS_ALLOW_HTTP") == "true"
@@ -103,17 +122,13 @@ def shown_url(url: str) -> str:
 
 def redacted(text: str, options: Mapping[str, Any]) -> str:
     """A library's message without the secrets of `options`, of the environment and of signed addresses."""
-    names = {**{k: v for k, v in os.environ.items() if k.startswith(("AWS_", "AZURE_", "GOOGLE_"))}, **options}
+    names = {**{k: v for k, v in os.environ.items() if k.startswith(_CLOUDS)}, **options}
     for name, value in names.items():
         if _SECRETS.search(name) and isinstance(value, str) and len(value) > 3:
             text = text.replace(value, "[hidden]")
     text = re.sub(r"//[^/@\s]+@", "//", text)
     # An object's name in it may hold terminal codes.
     return _IN_TEXT.sub(r"\1[hidden]", "".join(c if c.isprintable() else ascii(c)[1:-1] for c in text))
-
-
-def _first_line(error: Exception) -> str:
-    return str(error).strip().partition("\n")[0][:300]
 
 
 def _local_folder(url: str) -> str:

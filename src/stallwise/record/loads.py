@@ -10,12 +10,14 @@ This module is imported inside loader workers, so it imports next to nothing.
 import os
 import struct
 from collections.abc import Iterator
+from itertools import count
 from pathlib import Path
 from typing import NamedTuple
 
 _RECORD = struct.Struct("<iddqqqqqqdddd")
 SUFFIX = ".loads"
 FACTS_SUFFIX = ".bucket"
+_logs = count()  # of this process: it may read two buckets, to train and to validate
 
 
 class Load(NamedTuple):
@@ -41,7 +43,7 @@ class LoadLog:
 
     def __init__(self, folder: str, facts: str) -> None:
         os.makedirs(folder, exist_ok=True)
-        path = os.path.join(folder, f"bucket-{os.getpid()}")
+        path = os.path.join(folder, f"bucket-{os.getpid()}-{next(_logs)}")
         with open(path + FACTS_SUFFIX, "w") as file:
             file.write(facts)
         self._file = os.open(path + SUFFIX, os.O_WRONLY | os.O_CREAT | os.O_APPEND, 0o644)
