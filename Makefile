@@ -31,9 +31,9 @@ demo: $(STAMP) ## profile a bundled training job (JPEGs, a small CNN, two proces
 	@$(BIN)/stallwise profile --nproc-per-node 2 --max-time 25 -o build/demo-run \
 		examples/images.py --data build/demo-images
 
-# Three at a time: on two cores much of a test is waiting. What compares measured times runs by itself.
+# Three files at a time: on two cores much of a test is waiting. What compares measured times runs by itself.
 test: $(STAMP) check ## every check and every test
-	$(BIN)/python -m pytest -m 'not soak and not alone' --numprocesses 3 --dist loadgroup
+	$(BIN)/python -m pytest -m 'not soak and not alone' --numprocesses 3 --dist loadfile
 	$(BIN)/python -m pytest -m 'alone and not soak'
 
 check: $(STAMP) ## lint, format, types

@@ -13,8 +13,8 @@ from tests.docs.console import Shown, fences, matches, shown_commands
 PAGES = [ROOT / "README.md", ROOT / "CONTRIBUTING.md", *sorted((ROOT / "docs").glob("*.md"))]
 # This test is part of it; .ci/run executes it in a fresh clone.
 RUNS_US = {"make test"}
-# Commands of a page build on each other, and `make demo` takes both cores for itself.
-pytestmark = pytest.mark.xdist_group("docs")
+# Real profiles of a few seconds, as shown: beside other work they end before they have measured anything.
+pytestmark = pytest.mark.alone
 COMMANDS = [shown for page in PAGES for shown in shown_commands(page)]
 
 

@@ -157,6 +157,7 @@ def test_a_callback_in_the_trainer_takes_two_ranks_apart(tmp_path: Path, cli: Cl
     assert (tmp_path / "final/model.safetensors").stat().st_size > 100, "afterwards files go where the script says"
 
 
+@pytest.mark.alone
 def test_a_callback_in_lightning_only_watches(tmp_path: Path, cli: Cli) -> None:
     done = run_plain(tmp_path, "lightning_job.py", "--callback", "light", "--steps", "60", "--every", "25")
     assert done.returncode == 0, done.stderr

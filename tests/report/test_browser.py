@@ -51,7 +51,6 @@ _CONTRASTS = """() => {
 }"""
 
 Scheme = Literal["light", "dark"]
-pytestmark = pytest.mark.xdist_group("report")
 
 
 @pytest.fixture(scope="module")

@@ -20,8 +20,6 @@ from tests.report.made_runs import APART_S, BLOCKS, PHASES, RANKS, STEPS_PER_BLO
 if TYPE_CHECKING:
     from playwright.sync_api import Browser
 
-# One process runs all that share the real profile and the browser.
-pytestmark = pytest.mark.xdist_group("report")
 STEPS = BLOCKS * STEPS_PER_BLOCK * len(PHASES)
 Events = list[dict[str, Any]]
 

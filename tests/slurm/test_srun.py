@@ -12,8 +12,6 @@ from tests.conftest import Cli
 from tests.record.jobs import JOBS
 from tests.slurm.cluster import Cluster, free_port, slurm
 
-pytestmark = pytest.mark.xdist_group("slurm")
-
 
 @pytest.fixture(scope="module")
 def cluster(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Cluster]:
