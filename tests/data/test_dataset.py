@@ -152,7 +152,7 @@ def test_faults_in_passing_are_tried_again(open_bucket: Callable[..., Any], prox
 
 def test_a_stalled_request_is_hedged(open_bucket: Callable[..., Any], proxy: Proxy) -> None:
     dataset = open_bucket(80, timeout_s=20.0)
-    proxy.set(stall=0.05, stall_s=15.0, seed=5)
+    proxy.set(stall=0.05, stall_s=15.0, seed=6)
     got = epoch(loader_of(dataset, 8, 0))
     proxy.set()
     assert right(got)

@@ -36,7 +36,7 @@ class Loaded:
 class _Slot:
     """One expected object."""
 
-    __slots__ = ("begun", "dropped", "error", "flying", "loaded", "size_bytes", "wanted")
+    __slots__ = ("begun", "dropped", "error", "flying", "loaded", "manned", "size_bytes", "stuck", "wanted")
 
     def __init__(self, size_bytes: int) -> None:
         self.size_bytes = size_bytes
@@ -44,6 +44,8 @@ class _Slot:
         self.begun = False
         self.dropped = False
         self.flying = 0  # requests under way for it
+        self.manned = False  # one of the threads is at it
+        self.stuck = False  # and is not counted on any more
         self.loaded: Loaded | None = None
         self.error: Exception | None = None
 
@@ -77,7 +79,8 @@ class Ahead:
         self._queue: deque[int] = deque()
         self._held_bytes = 0
         self._threads = 0
-        self._busy = 0
+        self._busy = 0  # threads at work, those that are stuck apart
+        self._stuck = 0
         self._waits_for: set[int] = set()
         self._usual_s = 0.0
         self._shortest_s = math.inf
@@ -163,10 +166,10 @@ class Ahead:
     def _wake(self) -> None:
         if not self._queue:
             return
-        idle = self._threads - self._busy
+        idle = self._threads - self._stuck - self._busy
         if idle > 0:
             self._work.notify(min(idle, len(self._queue)))
-        while self._threads < min(self.pace.concurrency, self._busy + len(self._queue)):
+        while self._threads - self._stuck < min(self.pace.concurrency, self._busy + len(self._queue)):
             threading.Thread(target=self._run, name="stallwise-ahead", daemon=True).start()
             self._threads += 1
 
@@ -198,16 +201,18 @@ class Ahead:
                 woken = True
                 while (got := self._next()) is None:
                     # Looked once more after the time is up: a wake-up may have come in that moment.
-                    if not woken or self._threads > self.pace.concurrency:
+                    if not woken or self._threads - self._stuck > self.pace.concurrency:
                         self._threads -= 1
                         return
                     woken = self._work.wait(_IDLE_S)
-                self._busy += 1
+                number, slot = got
+                self._busy, slot.manned = self._busy + 1, True
             try:
-                self._fill(self._load, *got)
+                self._fill(self._load, number, slot)
             finally:
                 with self._lock:
-                    self._busy -= 1
+                    self._busy, self._stuck = self._busy - (not slot.stuck), self._stuck - slot.stuck
+                    slot.manned = slot.stuck = False
 
     def _fill(self, load: Callable[[int], Loaded], number: int, slot: _Slot) -> None:
         """Load into the slot; the first to do so counts."""
@@ -261,6 +266,10 @@ class Ahead:
         self._waits_for.discard(number)
 
     def _again(self, number: int, slot: _Slot) -> None:
+        if slot.manned and not slot.stuck:
+            # Another thread takes the place of the one that waits: a few stalled answers must not hold up all others.
+            slot.stuck, self._stuck, self._busy = True, self._stuck + 1, self._busy - 1
+            self._wake()
         if 0 < slot.flying < MOST_HEDGES:
             slot.flying += 1
             self.hedged += 1
