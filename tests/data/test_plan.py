@@ -66,7 +66,7 @@ def test_the_predicted_wait_is_the_measured_one(
     for name, value in far.environment.items():
         monkeypatch.setenv(name, value)
     benched = ask(
-        "data", "bench", "s3://data/", "--endpoint", far.endpoint, "--max-time", "4", "--most", "8", "--json"
+        "data", "bench", "s3://data/", "--endpoint", far.endpoint, "--max-time", "8", "--most", "8", "--json"
     ).stdout
     (tmp_path / "bench.json").write_text(benched)
     run = make_bucket_run(tmp_path / "run", ranks=1, step_s=STEP_S * 2, wait_s=0.0)  # 32 samples a step
