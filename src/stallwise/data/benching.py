@@ -255,8 +255,9 @@ class Benching:
             raise
         except Exception:
             # Once more in the way that tries again and says in a sentence what is wrong.
-            data = self._fetcher.get(ref).data
-            first_s, size = time.monotonic() - start, len(data)
+            again = self._fetcher.get(ref)
+            first_s, size = time.monotonic() - start, len(again.data)
+            self._spent.requests += again.tries
         self._spent.requests += 1
         self._spent.bytes += size
         return first_s, time.monotonic() - start, size

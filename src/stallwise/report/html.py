@@ -5,13 +5,13 @@ from dataclasses import dataclass, fields
 from html import escape
 from pathlib import Path
 
-from stallwise.errors import InputError
 from stallwise.record.detail import Detail
 from stallwise.record.profile import Profile
 from stallwise.report import parts
+from stallwise.report.document import document, write
 from stallwise.report.html_detail import bucket_section, layers_section, ranks_section
 from stallwise.report.markup import Cell, Raw, Row, key_of, number, section, table
-from stallwise.report.style import BODY_STYLE, KINDS, STYLE
+from stallwise.report.style import KINDS, STYLE
 from stallwise.report.svg import Piece, bar
 from stallwise.report.text import show_bounds, show_number, show_percent, show_seconds
 
@@ -38,25 +38,13 @@ def show(profile: Profile, detail: Detail | None = None) -> ShownProfile:
 
 def write_page(profile: Profile, path: Path, detail: Detail | None = None) -> Path:
     """Write the page to `path` and return it."""
-    try:
-        path.write_text(page(profile, detail), encoding="utf-8")
-    except OSError as error:
-        raise InputError(
-            f"The page cannot be written to {path} ({error.strerror}). Name another file with --html."
-        ) from None
-    return path
+    return write(page(profile, detail), path)
 
 
 def page(profile: Profile, detail: Detail | None = None) -> str:
     """The whole document: no script, nothing from elsewhere."""
-    name = escape(parts.title(profile))
-    return (
-        '<!doctype html>\n<html lang="en">\n<head>\n<meta charset="utf-8">\n'
-        '<meta name="viewport" content="width=device-width, initial-scale=1">\n'
-        '<meta name="color-scheme" content="light dark">\n<link rel="icon" href="data:,">\n'
-        f"<title>{name}: where the time goes</title>\n<style>{BODY_STYLE}{STYLE}</style>\n</head>\n<body>\n"
-        f"<main>{_article(profile, detail or Detail(), linked=True)}</main>\n</body>\n</html>\n"
-    )
+    article = _article(profile, detail or Detail(), linked=True)
+    return document(f"{parts.title(profile)}: where the time goes", article)
 
 
 def _article(profile: Profile, detail: Detail, *, linked: bool) -> str:

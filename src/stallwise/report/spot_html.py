@@ -4,7 +4,7 @@ import math
 from html import escape
 from pathlib import Path
 
-from stallwise.errors import InputError
+from stallwise.report.document import document, write
 from stallwise.report.markup import Cell, Row, number, section, table
 from stallwise.report.spot_plan import (
     facts,
@@ -15,7 +15,6 @@ from stallwise.report.spot_plan import (
     show_time,
     show_usd,
 )
-from stallwise.report.style import BODY_STYLE, STYLE
 from stallwise.report.text import show_percent, show_seconds
 from stallwise.spot.plan.outlook import SURE, Plan, Result
 
@@ -29,13 +28,7 @@ _STYLE = """
 
 def write_page(found: Plan, path: Path) -> Path:
     """Write the page to `path` and return it."""
-    try:
-        path.write_text(page(found), encoding="utf-8")
-    except OSError as error:
-        raise InputError(
-            f"The page cannot be written to {path} ({error.strerror}). Name another file with --html."
-        ) from None
-    return path
+    return write(page(found), path)
 
 
 def page(found: Plan) -> str:
@@ -51,13 +44,7 @@ def page(found: Plan) -> str:
     body = "".join(section(name, drawn, f"spot-{key}") for name, key, drawn in made)
     nav = f'<nav aria-label="Sections">{links}</nav>'
     title = f"{found.question.name}: plan on spot"
-    return (
-        '<!doctype html>\n<html lang="en">\n<head>\n<meta charset="utf-8">\n'
-        '<meta name="viewport" content="width=device-width, initial-scale=1">\n'
-        '<meta name="color-scheme" content="light dark">\n<link rel="icon" href="data:,">\n'
-        f"<title>{escape(title)}</title>\n<style>{BODY_STYLE}{STYLE}{_STYLE}</style>\n</head>\n<body>\n"
-        f'<main><article class="stallwise">{_heading(found, title, nav)}{body}</article></main>\n</body>\n</html>\n'
-    )
+    return document(title, f'<article class="stallwise">{_heading(found, title, nav)}{body}</article>', _STYLE)
 
 
 def _heading(found: Plan, title: str, nav: str) -> str:

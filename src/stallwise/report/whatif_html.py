@@ -5,11 +5,10 @@ from collections.abc import Iterable
 from html import escape
 from pathlib import Path
 
-from stallwise.errors import InputError
 from stallwise.model.whatif import Answer
 from stallwise.record.outlook import Outlook
+from stallwise.report.document import document, write
 from stallwise.report.markup import Cell, Raw, Row, number, section, table
-from stallwise.report.style import BODY_STYLE, STYLE
 from stallwise.report.svg import Piece, bar
 from stallwise.report.text import show_number, show_percent, show_seconds
 from stallwise.report.whatif import (
@@ -38,13 +37,7 @@ _STYLE = """
 
 def write_page(found: Outlook, path: Path) -> Path:
     """Write the page to `path` and return it."""
-    try:
-        path.write_text(page(found), encoding="utf-8")
-    except OSError as error:
-        raise InputError(
-            f"The page cannot be written to {path} ({error.strerror}). Name another file with --html."
-        ) from None
-    return path
+    return write(page(found), path)
 
 
 def page(found: Outlook) -> str:
@@ -59,13 +52,8 @@ def page(found: Outlook) -> str:
     links = "".join(f'<a href="#{key}">{escape(name)}</a>' for name, key, _ in shown)
     body = "".join(section(name, body, key) for name, key, body in shown)
     nav = f'<nav aria-label="Sections">{links}</nav>'
-    return (
-        '<!doctype html>\n<html lang="en">\n<head>\n<meta charset="utf-8">\n'
-        '<meta name="viewport" content="width=device-width, initial-scale=1">\n'
-        '<meta name="color-scheme" content="light dark">\n<link rel="icon" href="data:,">\n'
-        f"<title>{escape(found.name)}: what if</title>\n<style>{BODY_STYLE}{STYLE}{_STYLE}</style>\n</head>\n<body>\n"
-        f'<main><article class="stallwise">{_heading(found, nav)}{body}</article></main>\n</body>\n</html>\n'
-    )
+    article = f'<article class="stallwise">{_heading(found, nav)}{body}</article>'
+    return document(f"{found.name}: what if", article, _STYLE)
 
 
 def _heading(found: Outlook, nav: str) -> str:
