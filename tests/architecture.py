@@ -20,7 +20,7 @@ FLOORS: tuple[tuple[str, ...], ...] = (
     ("report",),
     ("cli", "web", "notebook"),
 )
-BESIDE = {("cloud", "spot"), ("cluster", "spot"), ("run", "hardware"), ("run", "workload")}
+BESIDE = {("cloud", "spot"), ("cluster", "spot"), ("run", "hardware"), ("run", "workload"), ("tune", "data")}
 
 # The package itself and its `-m` entry may point at the doors.
 ENTRIES = {"", "__main__"}

@@ -9,7 +9,21 @@ from typing import Annotated
 import typer
 
 import stallwise
-from stallwise.cli import catalog, compare, data, doctor, predict, probe, profile, report, show, spot, trace, whatif
+from stallwise.cli import (
+    catalog,
+    compare,
+    data,
+    doctor,
+    predict,
+    probe,
+    profile,
+    report,
+    show,
+    spot,
+    trace,
+    tune,
+    whatif,
+)
 from stallwise.cli import run as run_commands
 from stallwise.cli.output import Exit
 from stallwise.errors import StallwiseError
@@ -44,6 +58,7 @@ app.command("show")(show.show)
 app.command("compare")(compare.compare)
 app.command("whatif")(whatif.whatif)
 app.command("predict")(predict.predict)
+app.command("tune", context_settings=tune.CONTEXT)(tune.tune)
 app.command("doctor")(doctor.doctor)
 app.add_typer(catalog.app, name="catalog")
 app.add_typer(data.app, name="data")

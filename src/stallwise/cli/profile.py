@@ -78,7 +78,7 @@ def profile(
         rdzv_id=rdzv_id,
     )
     settings = Settings(
-        folder=out or _default_folder(script),
+        folder=out or default_folder(script),
         light=light,
         cold=cold,
         max_s=max_time_s,
@@ -97,11 +97,11 @@ def profile(
         settings=settings,
     )
     # The job's own output must not get between a program and our JSON.
-    outcome = run_profile(launch, _Teller(max_time_s), job_stdout=sys.stderr.fileno() if as_json else None)
+    outcome = run_profile(launch, Teller(max_time_s), job_stdout=sys.stderr.fileno() if as_json else None)
     if launch.node_rank != 0:
         sentence = f"This node's part is in {launch.folder}; node 0 shows the result."
         if outcome.exit_code or outcome.interrupted or outcome.hung:
-            raise no(f"stallwise: {_what_happened(outcome)} {sentence}")
+            raise no(f"stallwise: {what_happened(outcome)} {sentence}")
         typer.echo(f"stallwise: {sentence}", err=True)
         return
     _show(launch.folder, outcome, view, as_json=as_json)
@@ -112,20 +112,20 @@ def _show(folder: Path, outcome: "Outcome", view: View, *, as_json: bool) -> Non
     from stallwise.record.profile import profile_of
     from stallwise.run.reader import Run
 
-    happened = _what_happened(outcome)
+    happened = what_happened(outcome)
     try:
-        found = profile_of(Run.open(folder)) if _each_phase_was_measured(outcome) else None
+        found = profile_of(Run.open(folder)) if each_phase_was_measured(outcome) else None
     except RunError:
         found = None
     if found is None:
-        raise no(f"stallwise: {_too_little(outcome, happened)}")
+        raise no(f"stallwise: {too_little(outcome, happened)}")
     show_profile(found, view, as_json=as_json)
     typer.echo(f"\nThe run is in {folder}; see it again with: stallwise report {folder}", err=True)
     if happened:
         raise no(f"stallwise: {happened} What was measured before is kept.")
 
 
-def _what_happened(outcome: "Outcome") -> str:
+def what_happened(outcome: "Outcome") -> str:
     """One sentence for a job that did not end as it should; empty for one that did."""
     why, code = outcome.manifest.partial_reason or "", outcome.exit_code
     if outcome.interrupted:
@@ -138,14 +138,15 @@ def _what_happened(outcome: "Outcome") -> str:
     return f"{ended}. {why}".rstrip()
 
 
-def _each_phase_was_measured(outcome: "Outcome") -> bool:
+def each_phase_was_measured(outcome: "Outcome") -> bool:
     """Without a block of every phase there is no split: all the rest would pass for compute."""
     from stallwise.record.plan import LADDER
 
     return all(phase.blocks for phase in outcome.manifest.phases if phase.name in LADDER)
 
 
-def _too_little(outcome: "Outcome", happened: str) -> str:
+def too_little(outcome: "Outcome", happened: str) -> str:
+    """Why there is nothing to show, and what to do about it."""
     if happened:
         return f"{happened} Too little was measured before that to show anything."
     steps = outcome.manifest.counts.steps
@@ -161,11 +162,12 @@ def _too_little(outcome: "Outcome", happened: str) -> str:
     )
 
 
-def _default_folder(script: str) -> str:
+def default_folder(script: str) -> str:
+    """Where a run goes that nobody gave a place."""
     return f"stallwise-runs/{Path(script).stem}-{time.strftime('%Y%m%d-%H%M%S')}"
 
 
-class _Teller:
+class Teller:
     """Says on stderr how far the profile is: at the start, then every few seconds."""
 
     def __init__(self, budget_s: float) -> None:
@@ -173,6 +175,7 @@ class _Teller:
         self._last_s = 0.0
 
     def __call__(self, now: "Progress") -> None:
+        """Where rank 0 is."""
         if time.monotonic() - self._last_s < _PROGRESS_S:
             return
         self._last_s = time.monotonic()

@@ -51,6 +51,10 @@ class Launch:
     node_rank: int = 0
     run_id: str | None = None
     settings: Settings
+    entry: str = "stallwise.record"
+    """The module that runs the script in every rank."""
+    environment: dict[str, str] = field(default_factory=dict)
+    """Variables for the job besides ours."""
 
     @property
     def folder(self) -> Path:
@@ -60,7 +64,7 @@ class Launch:
     def command(self) -> list[str]:
         """The command line of the job."""
         target = ["-m", self.script] if self.module else [self.script]
-        recorded = ["-m", "stallwise.record", *target, *self.arguments]
+        recorded = ["-m", self.entry, *target, *self.arguments]
         if not self.torchrun:
             return [sys.executable, *recorded]
         return [sys.executable, "-m", "torch.distributed.run", *self.torchrun, *recorded]
@@ -103,7 +107,7 @@ def run_profile(launch: Launch, progress: Callable[[Progress], None], job_stdout
         exist_ok=launch.world.nnodes > 1,
     )
     # The script's output is to be seen while it runs, also through a pipe.
-    environment = os.environ | launch.settings.to_environment() | {"PYTHONUNBUFFERED": "1"}
+    environment = os.environ | launch.environment | launch.settings.to_environment() | {"PYTHONUNBUFFERED": "1"}
     adopt_orphans()
     not_ours = [process.pid for process in descendants()]
     with _signals_raise() as signals:
@@ -175,7 +179,7 @@ def _stay_with(job: "subprocess.Popen[bytes]", launch: Launch, progress: Callabl
         time.sleep(_POLL_S)
         seen = _report(launch.folder, seen, progress)
         # Light mode only watches: it leaves the stacks in the record and the job alone.
-        if not launch.settings.light and _hanging(launch.folder):
+        if (not launch.settings.light or launch.settings.trial) and _hanging(launch.folder):
             _ask_for_stacks(launch.folder)
             return True
     return False

@@ -87,7 +87,7 @@ def _start(settings: Settings, *, launched: bool) -> "tuple[Recorder, Watchdog]"
     if not settings.light:
         Ranks(folder, here.size).watch(starts_some=launched and here.size == 1)
     watchdog = Watchdog(recorder, mine)
-    if settings.light or settings.allow_writes:
+    if (settings.light and not settings.trial) or settings.allow_writes:
         time_writes(recorder.spoil)
     else:
         began_s = (folder / MANIFEST_NAME).stat().st_mtime  # the same for all ranks

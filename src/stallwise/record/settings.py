@@ -25,6 +25,8 @@ class Settings(msgspec.Struct, frozen=True, kw_only=True):
     """Where the run is written."""
     light: bool = False
     """Only watch: no ablation, no early end."""
+    trial: bool = False
+    """A light watch of a job that only tries something: it writes to scratch, and is ended where it hangs."""
     cold: bool = True
     """Measure reads with the page cache dropped, where the data lies in local files."""
     warmup_steps: int = 5

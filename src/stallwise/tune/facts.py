@@ -1,0 +1,131 @@
+"""What a profile says about the job that matters for its settings."""
+
+import statistics
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+from stallwise.errors import InputError
+from stallwise.model.datapath import LoaderWork
+from stallwise.model.intervals import median_of_block_means
+from stallwise.model.step import Factors
+from stallwise.model.whatif import Job
+from stallwise.record import plan
+from stallwise.record.job import job_of
+from stallwise.record.profile import Profile, profile_of
+from stallwise.record.split import measure
+from stallwise.run.reader import Run
+from stallwise.tune.knobs import Loader
+
+if TYPE_CHECKING:
+    import polars
+
+# Where nobody knows how many there are, they do not bind.
+_MOST_CORES = 64
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Facts:
+    """A profiled job and the loader that feeds it."""
+
+    profile: Profile
+    loader: Loader | None
+    """None where no DataLoader feeds its steps."""
+    consume_s: float
+    """A step whose batches are there already."""
+    consume_factors: Factors
+    work: LoaderWork | None
+    work_factors: Factors
+    batches_s: tuple[float, ...]
+    """Time a loader worker took for each batch."""
+    fetches: float
+    """Batches per step."""
+    cores: int
+    """Of a node, for each of its ranks."""
+    on_gpu: bool
+    epoch_start_s: float | None
+    """What beginning an epoch costs: starting workers, waiting for the first batch."""
+    job: Job | None
+    """As `whatif` takes it; None where too little was measured for it."""
+
+    @property
+    def step_s(self) -> float:
+        """As measured."""
+        return self.profile.step_s
+
+    @property
+    def data_s(self) -> float:
+        """The part of a step that waits for data."""
+        return max(0.0, self.step_s - self.consume_s)
+
+
+def facts_of(run: Run, loaders: tuple[Loader, ...]) -> Facts:
+    """Everything that proposals are made from."""
+    profile, found = profile_of(run), measure(run)
+    loader = max((one for one in loaders if one.steps), key=lambda one: one.steps, default=None)
+    replayed = found.rungs.get(plan.HOST)
+    consume = median_of_block_means(list((replayed or found.rungs[plan.AS_IS]).values()))
+    on_gpu = plan.DEVICE in found.rungs
+    ranks = max(1, profile.world.world_size // profile.world.nnodes)
+    cores = min((node.cores for node in profile.nodes if node.cores), default=None)
+    batches_s, fetches = _batches(run, found.data.rank if found.data else 0)
+    return Facts(
+        profile=profile,
+        loader=loader,
+        consume_s=min(consume.value, profile.step_s),
+        consume_factors=_factors(consume.low, consume.value, consume.high),
+        work=found.data.work if found.data else None,
+        work_factors=_work_factors(profile),
+        batches_s=batches_s,
+        fetches=fetches,
+        cores=max(1, (cores or _MOST_CORES) // ranks),
+        on_gpu=on_gpu,
+        epoch_start_s=_epoch_start_s(run),
+        job=_job(run),
+    )
+
+
+def _batches(run: Run, rank: int) -> tuple[tuple[float, ...], float]:
+    """How long batches took in as-is steps, in order, and how many there are in a step."""
+    import polars as pl
+
+    as_is, of_rank = pl.col("phase") == plan.AS_IS, pl.col("rank") == rank
+    made: polars.DataFrame = run.table("batches").filter(as_is & of_rank).sort("start_s")
+    kept = run.table("steps").filter(pl.col("kept") & as_is & of_rank)
+    samples, per_step = made.get_column("samples").drop_nulls(), kept.get_column("samples").drop_nulls()
+    fetches = 1.0
+    if len(samples) and len(per_step):
+        fetches = max(1.0, float(round(statistics.fmean(per_step) / max(1.0, statistics.fmean(samples)))))
+    return tuple(made.get_column("wall_s").to_list()), fetches
+
+
+def _epoch_start_s(run: Run) -> float | None:
+    """The mean over epochs after the first, whose first batch waits for other things too; else that one."""
+    import polars as pl
+
+    events = run.table("events").filter((pl.col("rank") == 0) & pl.col("duration_s").is_not_null()).sort("start_s")
+    total_s = 0.0
+    for kind in ("worker_startup", "first_batch"):
+        times = events.filter(pl.col("kind") == kind).get_column("duration_s").to_list()
+        total_s += statistics.fmean(times[1:] or times) if times else 0.0
+    return total_s or None
+
+
+def _job(run: Run) -> Job | None:
+    try:
+        return job_of(run)
+    except InputError:
+        return None
+
+
+def _factors(low: float, value: float, high: float) -> Factors:
+    """Bounds as factors; an interval of very few blocks that reaches to infinity or zero counts as double and half."""
+    if not value > 0:
+        return 1.0, 1.0
+    return min(1.0, max(0.5, low / value)), max(1.0, min(2.0, high / value))
+
+
+def _work_factors(profile: Profile) -> Factors:
+    rate = profile.rates.P
+    if rate is None or not rate.low > 0:
+        return 1.0, 1.0
+    return _factors(rate.samples_per_s / rate.high, 1.0, rate.samples_per_s / rate.low)

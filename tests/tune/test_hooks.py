@@ -1,0 +1,129 @@
+"""Settings reach loaders as the script makes them, and change nothing else."""
+
+import contextlib
+import sys
+from pathlib import Path
+
+import pytest
+import torch
+from torch.utils.data import DataLoader, IterableDataset, RandomSampler, TensorDataset
+
+from stallwise.tune.hooks import apply, describe
+from stallwise.tune.knobs import Knobs, Loader, Trial, decode_loaders
+from stallwise.tune.switching import Board, Switching
+
+DATA = TensorDataset(torch.arange(12.0))
+
+
+def test_what_is_not_set_stays_the_scripts_own() -> None:
+    given = {"dataset": DATA, "batch_size": 4, "num_workers": 3, "prefetch_factor": 5, "pin_memory": True}
+    assert apply(Knobs(), given) == given
+
+
+def test_a_loader_without_workers_gets_no_queue() -> None:
+    found = apply(Knobs(num_workers=0), {"dataset": DATA, "num_workers": 2, "prefetch_factor": 4})
+    assert "prefetch_factor" not in found
+    assert found["persistent_workers"] is False
+    DataLoader(**found)
+
+
+def test_the_batch_is_never_among_what_can_be_turned() -> None:
+    assert {"batch_size", "drop_last", "collate_fn", "dtype"}.isdisjoint(Knobs.__struct_fields__)
+
+
+def test_knobs_add_up() -> None:
+    both = Knobs(num_workers=2, lookahead=True).with_(Knobs(num_workers=4, pin_memory=False))
+    assert both.given() == {"num_workers": 4, "lookahead": True, "pin_memory": False}
+
+
+def test_a_trial_travels_through_the_environment(monkeypatch: pytest.MonkeyPatch) -> None:
+    trial = Trial(folder="/x", site="train.py:3", fixed=Knobs(bucket_cap_mb=50.0), arms=(Knobs(), Knobs(num_workers=2)))
+    for name, value in trial.to_environment().items():
+        monkeypatch.setenv(name, value)
+    assert Trial.from_environment() == trial
+
+
+class _Stream(IterableDataset):  # type: ignore[type-arg]
+    def __iter__(self):  # type: ignore[no-untyped-def]
+        return iter(range(3))
+
+
+def test_only_loaders_with_samplers_that_can_be_drawn_from_twice_are_switched() -> None:
+    own = iter([0, 1])
+    assert describe(DataLoader(DATA, 4, shuffle=True), "a:1").switchable
+    assert not describe(DataLoader(DATA, 4, sampler=list(own)), "a:1").switchable
+    stream = describe(DataLoader(_Stream()), "a:1")
+    assert stream.iterable
+    assert not stream.switchable
+    assert stream.length is None
+
+
+def _train(loader: DataLoader, board: Board, seen: list[int]) -> None:  # type: ignore[type-arg]
+    """Epoch after epoch; `seen` gets the length of each that ended."""
+    while True:
+        epoch, given = Switching(loader, board), 0
+        with contextlib.suppress(StopIteration):
+            while True:
+                epoch.advance()
+                given += 1
+        seen.append(given)
+
+
+@pytest.mark.parametrize("workers", [0, 1])
+def test_blocks_go_through_the_arms_and_end_the_job(tmp_path: Path, workers: int) -> None:
+    from stallwise.record.recorder import ProfileDone
+    from stallwise.tune.knobs import BLOCKS_NAME, Block, decode_blocks
+
+    arms = (Knobs(num_workers=0), Knobs(num_workers=workers))
+    blocks = (Block(arm=0, settle=1, batches=3), Block(arm=1, settle=2, batches=4))
+    board = Board(Trial(folder=str(tmp_path), arms=arms, blocks=blocks), first=True)
+    loader = DataLoader(DATA, 4, sampler=RandomSampler(DATA))
+    seen: list[int] = []
+    with pytest.raises(ProfileDone):
+        _train(loader, board, seen)
+    # Ten batches: three epochs of three, and one that the end of the last block cuts short.
+    assert seen == [3, 3, 3]
+    assert [(block.arm, block.batches) for block in decode_blocks((tmp_path / BLOCKS_NAME).read_bytes())] == [
+        (0, 3),
+        (1, 4),
+    ]
+
+
+def test_an_unmodified_script_gets_its_settings(tmp_path: Path) -> None:
+    import os
+    import subprocess
+
+    script = tmp_path / "train.py"
+    script.write_text(
+        "import torch\n"
+        "from torch.utils.data import DataLoader, TensorDataset\n"
+        "from stallwise.tune.hooks import install\n"
+        "from stallwise.tune.knobs import Knobs, Trial\n"
+        "import os\n"
+        "install(Trial.from_environment())\n"
+        "weight = torch.nn.Linear(1, 1)\n"
+        "optimizer = torch.optim.SGD(weight.parameters(), lr=0.1)\n"
+        "loader = DataLoader(TensorDataset(torch.ones(8, 1)), batch_size=2)\n"
+        "other = DataLoader(TensorDataset(torch.ones(8, 1)), batch_size=2)\n"
+        "for (x,) in loader:\n"
+        "    weight(x).sum().backward(); optimizer.step()\n"
+        "print(loader.num_workers, loader.prefetch_factor, loader.batch_size, other.num_workers)\n"
+    )
+    trial = Trial(folder=str(tmp_path), site=f"{script}:9", fixed=Knobs(num_workers=1, prefetch_factor=3))
+    done = subprocess.run(
+        [sys.executable, str(script)],
+        env=os.environ | trial.to_environment(),
+        capture_output=True,
+        text=True,
+        check=True,
+    )
+    assert done.stdout.split() == ["1", "3", "2", "0"], done.stderr
+    (seen,) = decode_loaders((tmp_path / "loaders.json").read_bytes())
+    assert (seen.site, seen.steps, seen.num_workers) == (f"{script}:9", 4, 1)
+
+
+def test_a_loader_is_described_as_the_script_made_it() -> None:
+    found = describe(DataLoader(DATA, 4, num_workers=2, prefetch_factor=3, persistent_workers=True), "train.py:3")
+    assert isinstance(found, Loader)
+    assert (found.num_workers, found.prefetch_factor, found.persistent_workers, found.length) == (2, 3, True, 3)
+    assert not found.bucket
