@@ -100,6 +100,24 @@ def test_a_worker_that_lives_on_looks_into_the_next_epoch() -> None:
     assert follower.ahead(100) == [3, 2, 0, 1, 4, 5], "now it is known to live on"
 
 
+def test_of_an_epoch_that_may_never_come_only_so_much_is_handed_out() -> None:
+    first, second = np.arange(8, dtype=np.int64), np.arange(8, dtype=np.int64)[::-1].copy()
+    channel = Channel(8, 8)
+    channel.begin(first, None, second, np.argsort(second))
+    follower = Follower(channel, 0, 1)
+    follower.crosses = True
+    follower.follow([0, 1])
+    assert follower.ahead(100, past=3) == [2, 3, 4, 5, 6, 7, 7, 6, 5]
+    assert follower.ahead(100, past=3) == []
+    for numbers in ([2, 3], [4, 5], [6, 7]):
+        assert follower.follow(numbers) == 2
+    assert follower.ahead(100, past=3) == [], "the epoch has not begun"
+    channel.begin(second, None, first, np.arange(8))
+    assert follower.follow([7, 6]) == 2
+    assert follower.ahead(3, past=3) == [4, 3, 2], "it has begun: there is no such limit in it"
+    assert follower.ahead(100, past=3) == [1, 0, 0, 1, 2]
+
+
 def test_single_numbers_show_the_batch_by_their_jumps() -> None:
     order = np.random.default_rng(3).permutation(40).astype(np.int64)
     channel = Channel(40, 40)

@@ -131,6 +131,11 @@ class BucketDataset(Dataset[T], Generic[T]):
         """The node's cache this dataset reads and fills."""
         return self._plan.cache
 
+    @property
+    def shown(self) -> str:
+        """The bucket's address, without anything secret."""
+        return self._fetcher.bucket.shown
+
     def name(self, number: int) -> str:
         """The object's name under the prefix."""
         return self.index[self._checked(number)].name

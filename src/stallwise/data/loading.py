@@ -159,11 +159,13 @@ class Loading:
             return None
         follower, mode = way
         if mode is not None:
-            more = mode.more(follower.outstanding)
+            self._expect(follower.ahead(mode.more(follower.outstanding)))
         else:
-            wanted = depth(self._ahead.pace.concurrency, len(numbers), self._taken_per_s)
+            concurrency = self._ahead.pace.concurrency
+            wanted = depth(concurrency, len(numbers), self._taken_per_s)
             more = max(0, min(wanted, self._room) - follower.outstanding)
-        self._expect(follower.ahead(more))
+            # Past the epoch's end only what keeps the link busy until the next begins: this may be the last.
+            self._expect(follower.ahead(more, past=max(concurrency, len(numbers))))
         return follower.waited_s(len(numbers), start_s) if whole else None
 
     def _follow(self, numbers: list[int], *, whole: bool) -> tuple[int, _Way | None]:

@@ -16,6 +16,7 @@ from typing import Any
 import numpy as np
 from torch.utils.data import Sampler, Subset
 
+from stallwise.data.agreement import agree
 from stallwise.data.dataset import BucketDataset
 from stallwise.data.deli import DeliMode
 from stallwise.data.draws import Item, draw_of, numbers, part_with
@@ -39,6 +40,8 @@ class Lookahead(Sampler[Any]):
         self._dataset, self._map = _bucket_of(sampler, dataset)
         self._length = _finite(sampler)
         self._draw = draw_of(sampler)
+        if part_with(sampler, "num_replicas") is not None:
+            agree(self._dataset.index.bucket, self._objects, self._dataset.shown)
         # Batch samplers count batches, and a sampler may draw with replacement: there is room for either.
         capacity = max(self._length, len(self._dataset if self._map is None else self._map))
         self._channel = Channel(capacity, len(self._dataset))

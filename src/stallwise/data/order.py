@@ -137,6 +137,7 @@ class Follower:
         self._batch = 0  # how long batches are; 0 while unknown
         self._run = 0  # numbers that came singly, in a row
         self._last = -1  # position asked for last
+        self._past = 0  # handed out of an epoch that has not begun
         self.crosses = False
 
     @property
@@ -181,10 +182,19 @@ class Follower:
         use = self._channel.used_next(number) if self.found() else None
         return None if use is None else self._channel.length - self._last + use
 
-    def ahead(self, count: int) -> list[int]:
-        """Up to `count` more numbers this worker will be asked for, in their order."""
+    def ahead(self, count: int, past: int | None = None) -> list[int]:
+        """Up to `count` more numbers this worker will be asked for, in their order.
+
+        `past`: no more than so many, with those handed out before, of an epoch that has not begun: it may never come.
+        """
         found: list[tuple[int, int]] = []
         while len(found) < count and (self._begun or self._deal()):
+            if self._generation > self._channel.generation:
+                if past is not None and self._past >= past:
+                    break
+                self._past += 1
+            else:
+                self._past = 0
             found.append(self._begun.popleft())
         self._expected.extend(found)
         return [number for number, _ in found]

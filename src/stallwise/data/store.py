@@ -26,6 +26,7 @@ _IN_TEXT = re.compile(
     r"(?i)((?:x-amz-[a-z-]*(?:credential|signature|token)|awsaccesskeyid|signature|sig|token|secret|password|key)=)[^&\s\"']+"
 )
 
+_THREADS = "TOKIO_WORKER_THREADS"
 _CLOUDS = ("AWS_", "AZURE_", "GOOGLE_")
 # What obstore takes the server or account from, in options and environment, where no endpoint is given.
 _WHERE = {
@@ -146,4 +147,24 @@ def _obstore() -> Any:
         import obstore.store
     except ImportError:
         raise MissingFeatureError("Reading buckets needs the package obstore: pip install 'stallwise[data]'.") from None
+    _start_runtime()
     return obstore.store
+
+
+def _start_runtime() -> None:
+    """obstore's threads, begun as one unless the user says otherwise.
+
+    Each loader worker is a process with threads of its own; more than one to poll its sockets only wake each other
+    (12 % of the processor time of a GET). The variable is read when the first request is made, and is taken back then:
+    it is not for others.
+    """
+    if _THREADS in os.environ:
+        return
+    import obstore
+    from obstore.store import MemoryStore
+
+    os.environ[_THREADS] = "1"
+    try:
+        obstore.put(MemoryStore(), "first", b"")
+    finally:
+        del os.environ[_THREADS]
