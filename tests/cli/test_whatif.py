@@ -55,6 +55,15 @@ def _no(cli: Cli, *arguments: str | Path) -> str:
     return done.stderr
 
 
+def test_a_run_of_one_block_has_no_bounds_and_says_so(cli: Cli, tmp_path: Path) -> None:
+    make_full_run(tmp_path / "short", blocks=1)
+    found = _json(cli, tmp_path / "short", "--workers", "4")
+    assert found["predicted"]["step_s"] > 0
+    assert found["predicted"]["low_s"] is None
+    assert any("one block" in said for said in found["assumptions"])
+    assert "nan" not in cli("whatif", str(tmp_path / "short")).stdout
+
+
 def test_the_unchanged_run_is_predicted_beside_what_was_measured(cli: Cli, run: Path) -> None:
     found = _json(cli, run)
     assert list(found) == KEYS

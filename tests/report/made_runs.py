@@ -23,7 +23,9 @@ MODEL = ModelRecord(
 )  # fmt: skip
 
 
-def make_full_run(folder: Path, *, began_s: float = 5.0, joined: bool = True) -> Manifest | None:
+def make_full_run(
+    folder: Path, *, began_s: float = 5.0, joined: bool = True, blocks: int = BLOCKS
+) -> Manifest | None:
     """Two nodes of two ranks; node 1 began `APART_S` later by its clock. Rank 3 computes longest."""
     manifest = new_manifest(
         JobRecord(script="train.py", launcher="torchrun"),
@@ -32,14 +34,14 @@ def make_full_run(folder: Path, *, began_s: float = 5.0, joined: bool = True) ->
     )
     start_run(folder, manifest)
     for rank in range(RANKS):
-        _write(folder, rank, began_s)
+        _write(folder, rank, began_s, blocks)
     return join(folder, exit_code=0) if joined else None
 
 
-def _write(folder: Path, rank: int, began_s: float) -> None:
+def _write(folder: Path, rank: int, began_s: float, blocks: int) -> None:
     zero_s = began_s + (0.0 if rank >= 2 else APART_S)
     with RankWriter.open(folder, rank, node=rank // 2, hardware=NODE, backend="gloo") as writer:
-        for row in _steps(rank, zero_s):
+        for row in _steps(rank, zero_s, blocks):
             writer.append("steps", row)
             for worker in range(2):
                 writer.append("batches", _batch(rank, worker, row))
@@ -55,10 +57,10 @@ def _write(folder: Path, rank: int, began_s: float) -> None:
         writer.model(MODEL)
 
 
-def _steps(rank: int, zero_s: float) -> Iterator[StepRow]:
+def _steps(rank: int, zero_s: float, blocks: int) -> Iterator[StepRow]:
     """Rounds of one block per phase. Steps of ranks that exchange end together; without it, rank 3 takes longest."""
     number, now_s = 0, zero_s
-    for block in range(BLOCKS):
+    for block in range(blocks):
         for phase in PHASES:
             for nth in range(STEPS_PER_BLOCK):
                 alone = phase == "no exchange"

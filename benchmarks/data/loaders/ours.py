@@ -11,9 +11,7 @@ from torch.utils.data import DataLoader, RandomSampler
 from benchmarks.data.loaders.common import as_list, kept
 from benchmarks.data.spec import Spec
 from stallwise.data import BucketDataset, DeliMode, Lookahead, NodeCache
-
-# An eighth of the default: these sets are small, and it must not hold a good part of one over the end of an epoch.
-LOOKAHEAD_BYTES = 32 << 20
+from stallwise.data.dataset import LOOKAHEAD_BYTES
 
 
 def make(spec: Spec) -> Any:
@@ -47,9 +45,10 @@ def make(spec: Spec) -> Any:
 
 
 def report(loader: Any) -> dict[str, Any]:
-    """Of its own account: samples that were not there when asked for, and the requests made."""
+    """Of its own account: samples that were not there when asked for, the requests made, the wait for them."""
     account = loader.dataset.account()
-    return {"waits": account.waits, "samples": account.samples, "requests": account.requests, "lists": account.lists}
+    names = ("waits", "samples", "requests", "lists", "network_s")
+    return {name: getattr(account, name) for name in names}
 
 
 def _keep(decode: str, data: bytes, name: str) -> tuple[int, int]:

@@ -5,6 +5,7 @@ so one number per link can be found: the time per byte, start-up times being par
 never falls when a byte takes longer, so bisection finds it.
 """
 
+import math
 from collections.abc import Callable
 from dataclasses import dataclass, replace
 
@@ -94,12 +95,16 @@ class _Calibrated:
 
 def _calibrated(job: Job, stall: Share, ranks: int, latency_s: float) -> _Calibrated:
     stall_of = _exposed(job, ranks, latency_s)
-    start = stall.high_s / job.trace.gradient_bytes
+    bounded = math.isfinite(stall.high_s)
+    start = (stall.high_s if bounded else stall.s) / job.trace.gradient_bytes
 
     def find(wanted_s: float) -> float:
         return s_per_byte_for(stall_of, wanted_s, start)
 
     source = f"to the exchange measured on {ranks} ranks"
+    if not bounded:
+        vague = f"The exchange among the run's {ranks} ranks was measured in one block, whose spread is not known."
+        return _Calibrated(link=_link(find(stall.s), latency_s, source, 1.0, 1.0), vague=vague)
     middle, high = find(stall.s), find(stall.high_s)
     if not stall.distinguishable:
         vague = (

@@ -1,5 +1,6 @@
 """From a run, or from another tool's layer file, to the job that a model takes: trace, loader's work, bounds."""
 
+import math
 from dataclasses import replace
 from pathlib import PurePath
 from typing import TYPE_CHECKING
@@ -57,7 +58,7 @@ def job_of(run: Run) -> Job:
         cold_blocked_s=found.cold.work.blocked_s if found.cold else None,
         data_factors=_data_factors(profile, found.data),
         cores_per_node=min((node.cores for node in run.manifest.nodes if node.cores), default=None),
-        assumptions=_assumptions(run.manifest, model),
+        assumptions=_assumptions(run.manifest, model, profile),
     )
 
 
@@ -184,8 +185,10 @@ def _overlap(model: ModelRecord, passes: int) -> Overlap:
     return Overlap(scheme="ddp", bucket_bytes=cap, first_bucket_bytes=first, accumulate=passes)
 
 
-def _assumptions(manifest: Manifest, model: ModelRecord) -> tuple[str, ...]:
+def _assumptions(manifest: Manifest, model: ModelRecord, profile: Profile) -> tuple[str, ...]:
     said = []
+    if not math.isfinite(profile.split.compute.high_s):
+        said.append("Compute was measured in one block, whose spread is not known: intervals leave it out.")
     if manifest.world.world_size == 1:
         said.append("The run had one process; on several, DDP with torch's default buckets is assumed.")
     if model.compiled:
@@ -199,7 +202,10 @@ def _assumptions(manifest: Manifest, model: ModelRecord) -> tuple[str, ...]:
     return tuple(said)
 
 
-def _factors(low: float, value: float, high: float) -> Factors:
+def _factors(low: float, value: float, high: float) -> Factors | None:
+    """The bounds as factors; None where there are none (one block says nothing of its spread)."""
+    if not (math.isfinite(low) and math.isfinite(high)):
+        return None
     return (low / value, high / value) if value > 0 else (1.0, 1.0)
 
 
