@@ -72,6 +72,19 @@ def test_what_is_given_up_leaves_nothing_behind() -> None:
     assert ahead.take(5)[0].data == bytes([5]) * 100
 
 
+def test_what_is_dropped_makes_room_and_stays_for_who_expects_it_again() -> None:
+    ahead = ahead_of(of_size(100))
+    ahead.expect([1, 2, 3, 4, 5, 6, 1])
+    assert settled(ahead, 400)
+    ahead.drop([1, 2, 6, 9])
+    assert settled(ahead, 400), "the next has come in its place"
+    assert ahead.take(1)[1] == 0, "it lay ready: one of two wishes for it is left"
+    assert sorted(ahead._slots) == [3, 4, 5]
+    for number in (3, 4, 5):
+        ahead.take(number)
+    assert settled(ahead, 0)
+
+
 def test_a_panic_is_an_error_of_its_sample() -> None:
     def load(number: int) -> Loaded:
         raise SystemExit(number)  # as obstore's panics, no Exception

@@ -118,6 +118,21 @@ def test_of_an_epoch_that_may_never_come_only_so_much_is_handed_out() -> None:
     assert follower.ahead(100, past=3) == [1, 0, 0, 1, 2]
 
 
+def test_a_loader_that_drops_its_last_batch_is_understood() -> None:
+    orders = [np.random.default_rng(seed).permutation(11).astype(np.int64) for seed in range(4)]
+    channel, follower = Channel(11, 11), None
+    for epoch in range(3):
+        channel.begin(orders[epoch], None, orders[epoch + 1], np.argsort(orders[epoch + 1]))
+        follower = follower or Follower(channel, 0, 1)
+        follower.crosses = True
+        for at in (0, 4):
+            known = follower.follow(orders[epoch][at : at + 4].tolist())
+            assert known == (4 if epoch or at else 0), "also at the start of an epoch it was there already"
+            # The first time the rest of three is expected; it does not come, and is not expected again.
+            assert follower.passed() == (orders[0][8:].tolist() if (epoch, at) == (1, 0) else [])
+            follower.ahead(20, past=6)
+
+
 def test_single_numbers_show_the_batch_by_their_jumps() -> None:
     order = np.random.default_rng(3).permutation(40).astype(np.int64)
     channel = Channel(40, 40)

@@ -132,17 +132,35 @@ class Ahead:
             raise AssertionError("a slot that is over holds its object or an error")
         return slot.loaded, waited_s
 
+    def drop(self, numbers: Iterable[int]) -> None:
+        """These were expected once and will not be asked for; who expects one a second time still gets it."""
+        with self._lock:
+            for number in numbers:
+                slot = self._slots.get(number)
+                if slot is None:
+                    continue
+                slot.wanted -= 1
+                if slot.wanted == 0:
+                    del self._slots[number]
+                    self._let_go(slot)
+                    if not slot.begun:
+                        self._queue.remove(number)
+            self._wake()
+
     def forget(self) -> None:
         """What was expected will not come: drop it. What is under way is dropped when it arrives."""
         with self._lock:
             for slot in self._slots.values():
-                slot.dropped = slot.begun
-                if slot.begun and slot.flying == 0:
-                    self._held_bytes -= slot.size_bytes
+                self._let_go(slot)
             self._slots.clear()
             self._queue.clear()
 
     # Everything below up to `_run`, and `_wait`, is called with the lock held.
+
+    def _let_go(self, slot: _Slot) -> None:
+        slot.dropped = slot.begun
+        if slot.begun and slot.flying == 0:
+            self._held_bytes -= slot.size_bytes
 
     def _begin(self, slot: _Slot) -> None:
         slot.begun, slot.flying = True, 1

@@ -203,7 +203,10 @@ def main() -> None:
     signal.signal(signal.SIGINT, signal.SIG_IGN)
     parent = os.getppid()
     control = socket.socket(fileno=0)
-    settings = msgspec.msgpack.decode(_receive(control), type=_Settings)
+    try:
+        settings = msgspec.msgpack.decode(_receive(control), type=_Settings)
+    except (OSError, EOFError):
+        return  # the rank was killed as soon as it had begun
     bucket = Bucket(settings.url, settings.endpoint, settings.options, timeout_s=settings.timeout_s)
     fetcher = Fetcher(bucket, settings.retries)
     control.settimeout(_POLL_S)
@@ -212,6 +215,8 @@ def main() -> None:
             said, files, _, _ = socket.recv_fds(control, 1, 1)
         except TimeoutError:
             continue
+        except OSError:
+            break
         if not said:
             break
         connection = socket.socket(fileno=files[0])

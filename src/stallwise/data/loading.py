@@ -177,6 +177,7 @@ class Loading:
             return 0, None
         follower, mode = self._ways[self._way]
         known = follower.follow(numbers, whole=whole)
+        self._ahead.drop(follower.passed())
         if known:
             return known, (follower, mode)
         self._ahead.forget()

@@ -137,7 +137,9 @@ class Follower:
         self._batch = 0  # how long batches are; 0 while unknown
         self._run = 0  # numbers that came singly, in a row
         self._last = -1  # position asked for last
-        self._past = 0  # handed out of an epoch that has not begun
+        self._past = 0  # handed out of an epoch that had not begun
+        self._passed: list[int] = []
+        self._leaves_tail = False  # the loader has dropped a last batch that was smaller
         self.crosses = False
 
     @property
@@ -155,6 +157,7 @@ class Follower:
 
         0 means that what it gave will not come.
         """
+        self._pass_tail(numbers)
         known = len(self._expected)
         self.ahead(len(numbers) - known)
         if len(self._expected) >= len(numbers) and all(
@@ -162,11 +165,18 @@ class Follower:
         ):
             for _ in numbers:
                 self._last = self._expected.popleft()[1]
+            if self._generation == self._channel.generation:
+                self._past = 0
             return min(known, len(numbers))
         self._expected.clear()
         self._begun.clear()
         self._locate(numbers, whole=whole)
         return 0
+
+    def passed(self) -> list[int]:
+        """What was handed out and will not be asked for, since this was asked last."""
+        passed, self._passed = self._passed, []
+        return passed
 
     def found(self) -> bool:
         """Whether what was asked for last is in the order at all."""
@@ -198,6 +208,16 @@ class Follower:
             found.append(self._begun.popleft())
         self._expected.extend(found)
         return [number for number, _ in found]
+
+    def _pass_tail(self, numbers: Sequence[int]) -> None:
+        """A loader that drops its last, smaller batch begins the next epoch where that was expected."""
+        tail = len(self._expected) - self._past
+        begun = self._generation == self._channel.generation
+        if not (begun and self._past and 0 < tail < self._batch and self._channel.bounds(self._generation) is None):
+            return
+        if self._expected[0][0] != numbers[0] == self._expected[tail][0]:
+            self._leaves_tail = True
+            self._passed += [self._expected.popleft()[0] for _ in range(tail)]
 
     def _locate(self, numbers: Sequence[int], *, whole: bool) -> None:
         """Find the numbers in the running epoch and set out from there."""
@@ -251,7 +271,7 @@ class Follower:
         order = self._channel.order(self._generation) if self._batch else None
         if order is None:
             return False
-        if self._next >= len(order):
+        if self._next + (self._batch if self._leaves_tail else 1) > len(order):
             if not self.crosses or self._channel.order(self._generation + 1) is None:
                 return False
             self._generation, self._next = self._generation + 1, self._worker * self._batch
