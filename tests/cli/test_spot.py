@@ -213,13 +213,3 @@ def test_prices_come_from_the_catalog(cli: Cli, run: Path) -> None:
     assert found["usd_per_h"] == pytest.approx(3.06)
     assert 0 < found["spot_usd_per_h"] < 3.06
     assert any("listed" in said for said in found["assumptions"])
-
-
-def test_bad_logs_are_one_sentence(cli: Cli, tmp_path: Path) -> None:
-    for name, text, said in (
-        ("negative", "lifetime_s,ended\n-5,preempted\n", "not negative"),
-        ("censored", "lifetime_s,ended\n5,stopped\n7,stopped\n", "all rows are censored"),
-        ("overlap", "0,add,a\n5,add,a\n", "events overlap"),
-    ):
-        (tmp_path / f"{name}.csv").write_text(text)
-        assert said in _no(cli, "fit", f"{name}.csv")

@@ -54,8 +54,14 @@ def _heading(found: Plan, title: str, nav: str) -> str:
         f'<header><h1>{escape(title)}</h1><p class="dim">{escape(show_fleet(found))} · {escape(found.method)}</p>{nav}'
         f'{_tiles(found)}<div class="verdict {kind}"><p><strong>Do:</strong> {escape(found.verdict)}</p>'
         f"<p><strong>Losses:</strong> {escape(told['losses'])}</p>"
-        f"<p><strong>Closed form:</strong> {escape(told['closed form'])}</p></div></header>\n"
+        f"{_also(told)}<p><strong>Closed form:</strong> {escape(told['closed form'])}</p></div></header>\n"
     )
+
+
+def _also(told: dict[str, str]) -> str:
+    """Zone, price and reuse, where the plan says something of them."""
+    named = [(name, told[name]) for name in ("zone", "price", "reuse") if name in told]
+    return "".join(f"<p><strong>{name.capitalize()}:</strong> {escape(said)}</p>" for name, said in named)
 
 
 def _tiles(found: Plan) -> str:

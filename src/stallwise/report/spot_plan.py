@@ -15,7 +15,8 @@ from stallwise.report.profile_json import plain
 from stallwise.report.spot_fit import show_hours
 from stallwise.report.terminal import table
 from stallwise.report.text import show_percent, show_seconds
-from stallwise.spot.plan.outlook import Intervals, Lever, Plan, Result
+from stallwise.spot.plan.fleet import Kind
+from stallwise.spot.plan.outlook import Intervals, Lever, Plan, Result, Reuse
 from stallwise.spot.plan.simulate import Spread
 
 _BAR = 34
@@ -42,10 +43,14 @@ def _heading(found: Plan) -> RenderableType:
 
 
 def show_fleet(found: Plan) -> str:
-    """4 machines, 1 of them on-demand."""
+    """4 machines, 1 of them on-demand; with other kinds, 2 + 3 of K80."""
     asked = found.question
     machines = f"{asked.machines} {'machine' if asked.machines == 1 else 'machines'}"
-    return machines if not asked.on_demand else f"{machines}, {asked.on_demand} of them on-demand"
+    if asked.on_demand:
+        machines = f"{machines}, {asked.on_demand} of them on-demand"
+    for kind, spot, on_demand in asked.others:
+        machines += f" + {spot + on_demand} of {kind.name}" + (f" ({on_demand} on-demand)" if on_demand else "")
+    return machines
 
 
 def _summary(found: Plan) -> Table:
@@ -70,6 +75,12 @@ def facts(found: Plan) -> Iterator[tuple[str, str]]:
     yield "on-demand", f"{show_time(found.on_demand.finish_s.median)}, {show_usd(found.on_demand.cost_usd.mean)}"
     yield "losses", f"{result.losses:.3g} expected; {show_time(result.redone_s)} of work done again"
     yield "save", show_interval(found.interval)
+    if asked.zones:
+        yield "zone", show_zone(found)
+    if asked.prices is not None:
+        yield "price", show_rule(found)
+    if found.reuse is not None:
+        yield "reuse", show_reuse(found.reuse)
     yield "closed form", _closed(found)
     yield "method", found.method
     yield "do", found.verdict
@@ -107,12 +118,54 @@ def show_interval(found: Intervals) -> str:
     return "; ".join([used, *rules])
 
 
+def show_zone(found: Plan) -> str:
+    """Which zone, of how many, and what it is worth."""
+    count = len(found.question.zones) + 1
+    here = found.question.kind.name.partition(",")[0]
+    best = found.best_zone
+    if best is None:
+        return f"{here}, as planned, is the best of {count} looked at"
+    name = best.said.partition(",")[0]
+    return f"{name} is the best of {count} looked at: {_against(best)} against {here}"
+
+
+def _against(lever: Lever) -> str:
+    """43.9 min sooner, $2.38 less."""
+    parts = []
+    if math.isfinite(lever.saved_s) and abs(lever.saved_s) >= 1:
+        parts.append(f"{show_hours(abs(lever.saved_s))} {'sooner' if lever.saved_s > 0 else 'later'}")
+    if math.isfinite(lever.saved_usd) and abs(lever.saved_usd) >= 0.005:
+        parts.append(f"{show_usd(abs(lever.saved_usd))} {'less' if lever.saved_usd > 0 else 'more'}")
+    return ", ".join(parts) or "no difference"
+
+
+def show_rule(found: Plan) -> str:
+    """How the fleet follows its price."""
+    rule, machines = found.question.rule, found.question.machines - found.question.on_demand
+    said = [f"{machines} on spot whatever they cost (static)"]
+    if rule.spend_usd_per_h is not None:
+        said = [f"as many as ${rule.spend_usd_per_h:.4g}/h buys, up to {rule.most_of(machines)} (dynamic)"]
+    elif math.isfinite(rule.cap_usd_per_h):
+        said = [f"{machines} on spot"]
+    if math.isfinite(rule.cap_usd_per_h):
+        said.append(f"none above ${rule.cap_usd_per_h:.4g}/h")
+    return ", ".join(said)
+
+
+def show_reuse(found: Reuse) -> str:
+    """Keep those of 6 h: 10.9 h expected, 11.4 h on fresh ones."""
+    word = "keep" if found.keep else "replace"
+    times = f"{show_time(found.kept_s)} expected on them, {show_time(found.fresh_s)} on fresh ones"
+    return f"{word} the machines of {show_hours(found.age_s)}: {times}, with one loss and no checkpoint"
+
+
 def _closed(found: Plan) -> str:
     expected = found.closed
     if not math.isfinite(expected.total_s):
         return "losses outrun progress: no end"
     start_s = found.question.provision_s + found.question.restart_s
-    return f"{show_hours(expected.total_s + start_s)} expected with {expected.losses:.3g} losses"
+    fresh = ", all machines fresh" if found.reuse is not None else ""
+    return f"{show_hours(expected.total_s + start_s)} expected with {expected.losses:.3g} losses{fresh}"
 
 
 def _distribution(found: Plan) -> Table:
@@ -131,7 +184,7 @@ def _distribution(found: Plan) -> Table:
 
 
 def _levers(found: Plan) -> Table:
-    limited = found.question.deadline_s is not None or found.question.budget_usd is not None
+    limited = found.question.limited
     drawn = table(
         "lever", "", ("finish", "right"), ("cost", "right"), ("time saved", "right"), ("saved", "right"),
         title="what each lever is worth, alone (mean finish and cost)",
@@ -176,6 +229,8 @@ def document(found: Plan) -> dict[str, Any]:
         "name": asked.name,
         "machines": asked.machines,
         "on_demand_machines": asked.on_demand,
+        "fleet": [_kind(*group) for group in asked.fleet.groups],
+        "lock_step": asked.lock_step,
         "on_loss": asked.on_loss,
         "work_s": asked.work_s,
         "save_s": asked.save_s,
@@ -199,10 +254,56 @@ def document(found: Plan) -> dict[str, Any]:
         "finish_quantiles": [{"level": level, "s": plain(value)} for level, value in found.finish_quantiles],
         "cost_quantiles": [{"level": level, "usd": plain(value)} for level, value in found.cost_quantiles],
         "levers": [_lever(lever) for lever in found.levers],
+        "zone": _zone(found),
+        "price": _price(found),
+        "reuse": _reuse(found.reuse),
         "verdict": found.verdict,
         "method": found.method,
         "assumptions": list(found.assumptions),
     }
+
+
+def _kind(kind: Kind, spot: int, on_demand: int) -> dict[str, Any]:
+    return {
+        "name": kind.name,
+        "spot": spot,
+        "on_demand": on_demand,
+        "speed": kind.speed,
+        "age_s": kind.age_s,
+        "usd_per_h": kind.usd_per_h,
+        "spot_usd_per_h": kind.spot_usd_per_h,
+        "mean_life_s": plain(kind.life.mean_s),
+    }
+
+
+def _zone(found: Plan) -> dict[str, Any]:
+    best = found.best_zone
+    return {
+        "planned": found.question.kind.name,
+        "looked_at": len(found.question.zones) + 1,
+        "best": found.question.kind.name if best is None else best.said,
+        "saved_s": 0.0 if best is None else plain(best.saved_s),
+        "saved_usd": 0.0 if best is None else plain(best.saved_usd),
+    }
+
+
+def _price(found: Plan) -> dict[str, Any] | None:
+    prices, rule = found.question.prices, found.question.rule
+    if prices is None:
+        return None
+    return {
+        "days": prices.days,
+        "mean_usd_per_h": prices.mean_usd_per_h,
+        "cap_usd_per_h": plain(rule.cap_usd_per_h),
+        "spend_usd_per_h": rule.spend_usd_per_h,
+        "most": rule.most_of(found.question.machines - found.question.on_demand),
+    }
+
+
+def _reuse(found: Reuse | None) -> dict[str, Any] | None:
+    if found is None:
+        return None
+    return {"age_s": found.age_s, "keep": found.keep, "kept_s": plain(found.kept_s), "fresh_s": plain(found.fresh_s)}
 
 
 def _lever(lever: Lever) -> dict[str, Any]:

@@ -9,6 +9,7 @@ which is what every plan uses; the unconditional F(t) - F(s) that the bathtub pa
 """
 
 import math
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Protocol
 
@@ -189,10 +190,18 @@ def table_of_survival(survival: Survival, tail_per_s: float, cap_s: float = math
 
 def fleet_of(life: Lifetime, machines: int, horizon_s: float) -> Table:
     """The time to the first loss among so many fresh machines: F_n = 1 - (1 - F)^n."""
-    at_s = np.linspace(0.0, min(horizon_s, life.cap_s), _POINTS)
-    lost = 1.0 - (1.0 - np.asarray(life.gone(at_s))) ** machines
-    rate = machines / life.mean_s if math.isfinite(life.mean_s) else 0.0
-    return Table(at_s, lost, rate, life.cap_s)
+    return first_of([(life, machines)], horizon_s)
+
+
+def first_of(lives: Sequence[tuple[Lifetime, int]], horizon_s: float) -> Table:
+    """The time to the first loss among fresh machines of several kinds: 1 - Π (1 - F_k)^n_k."""
+    cap_s = min(life.cap_s for life, _ in lives)
+    at_s = np.linspace(0.0, min(horizon_s, cap_s), _POINTS)
+    alive = np.ones(_POINTS)
+    for life, machines in lives:
+        alive *= (1.0 - np.asarray(life.gone(at_s))) ** machines
+    rate = sum(machines / life.mean_s for life, machines in lives if math.isfinite(life.mean_s))
+    return Table(at_s, 1.0 - alive, rate, cap_s)
 
 
 def _mean_s(life: Lifetime) -> float:

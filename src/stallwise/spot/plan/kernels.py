@@ -45,45 +45,72 @@ def _drawn(at_s, gone, u):
     return at_s[low] + part * (at_s[high] - at_s[low])
 
 
+def _paid(at_s, relative, paid_s, from_s, to_s):
+    """Seconds at the base price that cost as much as the time between two moments of the price series."""
+    i = max(0, np.searchsorted(at_s, from_s, side="right") - 1)
+    j = max(0, np.searchsorted(at_s, to_s, side="right") - 1)
+    return paid_s[j] + relative[j] * (to_s - at_s[j]) - paid_s[i] - relative[i] * (from_s - at_s[i])
+
+
 try:
     _random = njit(cache=True, nogil=True, inline="always")(_random)
     _drawn = njit(cache=True, nogil=True)(_drawn)
+    _paid = njit(cache=True, nogil=True)(_paid)
     _KEPT = True
 except RuntimeError:  # nowhere to keep the compiled code: compile it in every process
     _random = njit(nogil=True, inline="always")(_random)
     _drawn = njit(nogil=True)(_drawn)
+    _paid = njit(nogil=True)(_paid)
     _KEPT = False
 
 
 def _simulate(
     first, last, seed, spot, kind, weight, spot_rate, full_rate, other_rate, life_s, life_gone, age_s, age_gone,
-    wait_s, wait_gone, begin, work, interval, save, provision, restart, mode, redo, replace, least, deadline, margin,
-    limit, finish, cost, losses, redone, switched,
+    wait_s, wait_gone, price_at, price, price_paid, price_wanted, price_starts, on_demand_size, begin, work, interval,
+    save, provision, restart, mode, redo, replace, least, deadline, margin, limit,
+    finish, cost, losses, redone, switched,
 ):  # fmt: skip
-    """Replays `first` to `last`: finish (infinite beyond `limit`), cost, losses, work redone, on-demand at the end."""
+    """Replays `first` to `last`: finish (infinite beyond `limit`), cost, losses, work redone, on-demand at the end.
+
+    Spot machines beyond the number wanted at a price are let go; they are not lost.
+    """
     n = len(kind)
+    steady, rank = 0, np.zeros(n, np.int64)
+    for i in range(n):
+        rank[i] = i - steady
+        steady += 0 if spot[i] else 1
     for replay in range(first, last):
         state = np.uint64(seed) + np.uint64(replay) * np.uint64(0xD1342543DE82EF95)
         event, there, rate, born = np.empty(n), np.ones(n, np.bool_), np.empty(n), np.zeros(n)
-        bill = 0.0
+        parked, cheap, bought = np.zeros(n, np.bool_), np.ones(n, np.bool_), np.zeros(n, np.bool_)
+        bill, origin = 0.0, price_starts[replay]
+        place = max(0, np.searchsorted(price_at, origin, side="right") - 1)
+        wanted = price_wanted[place]
+        turn = price_at[place + 1] - origin if place + 1 < len(price_at) else np.inf
         for i in range(n):
-            event[i], rate[i] = np.inf, full_rate[kind[i]]
-            if spot[i]:
+            event[i], rate[i], cheap[i] = np.inf, full_rate[kind[i]], spot[i]
+            if spot[i] and rank[i] >= wanted:
+                there[i], parked[i] = False, True
+            elif spot[i]:
                 state, u = _random(state)
                 k = kind[i]
                 event[i] = _drawn(life_s[k], life_gone[k], age_gone[k] + u * (1.0 - age_gone[k]))
                 rate[i] = spot_rate[k]
                 event[i] = max(0.0, event[i] - age_s[k])
-        present, speed, t, pause = n, 1.0, 0.0, begin
+        present, speed, t, pause = 0, 0.0, 0.0, begin
+        for i in range(n):
+            if there[i]:
+                present += 1
+                speed += weight[i]
         saved, done, saving = 0.0, 0.0, 0.0
         lost_count, redone_s, on_demand_s = 0, 0.0, 0.0
         nearest = 0
         for i in range(n):
             if event[i] < event[nearest]:
                 nearest = i
-        need = n if mode == 0 else least
         while True:
-            until = event[nearest]
+            need = max(1, wanted + steady) if mode == 0 else least
+            until = min(event[nearest], turn)
             if t > limit or (until == np.inf and present < need):
                 t = np.inf
                 break
@@ -131,11 +158,44 @@ def _simulate(
                     done += (until - t) * speed
             t = until
             i = nearest
-            if there[i]:
+            if turn <= event[nearest]:
+                place += 1
+                turn = price_at[place + 1] - origin if place + 1 < len(price_at) else np.inf
+                if price_wanted[place] == wanted:
+                    continue
+                wanted = price_wanted[place]
+                let_go = 0
+                for j in range(n):
+                    if spot[j] and rank[j] >= wanted and not parked[j] and not bought[j]:
+                        if there[j]:
+                            let_go += 1
+                            there[j] = False
+                            present -= 1
+                            # It is kept until the job has saved.
+                            kept = save if done > 0.0 else 0.0
+                            used = _paid(price_at, price, price_paid, origin + born[j], origin + t + kept)
+                            bill += rate[j] * used
+                        event[j], parked[j] = np.inf, True
+                    elif spot[j] and rank[j] < wanted and parked[j]:
+                        parked[j] = False
+                        state, u = _random(state)
+                        wait = _drawn(wait_s[kind[j]], wait_gone[kind[j]], u)
+                        event[j] = t + provision + wait + (restart if mode == 2 else 0.0)
+                if let_go > 0 and mode != 2:
+                    pause = restart + (save if done > 0.0 else 0.0)
+                    saved += done
+                    done = 0.0
+                    saving = 0.0
+                    if saved >= work - 1e-9:
+                        break
+            elif there[i]:
                 lost_count += 1
                 there[i] = False
                 present -= 1
-                bill += rate[i] * (t - born[i])
+                if cheap[i]:
+                    bill += rate[i] * _paid(price_at, price, price_paid, origin + born[i], origin + t)
+                else:
+                    bill += rate[i] * (t - born[i])
                 if redo:
                     redone_s += done
                     done = 0.0
@@ -143,6 +203,7 @@ def _simulate(
                 if mode != 2:
                     pause = restart
                 event[i] = np.inf
+                bought[i] = replace == 2
                 if replace != 0:
                     k = kind[i]
                     wait = 0.0
@@ -155,12 +216,12 @@ def _simulate(
                 present += 1
                 born[i] = t - (restart if mode == 2 else 0.0)
                 k = kind[i]
-                if replace == 2:
-                    event[i], rate[i] = np.inf, full_rate[k]
+                if bought[i]:
+                    event[i], rate[i], cheap[i] = np.inf, full_rate[k], False
                 else:
                     state, u = _random(state)
                     event[i], rate[i] = max(t, born[i] + _drawn(life_s[k], life_gone[k], u)), spot_rate[k]
-                if mode == 0 and present == n:
+                if mode == 0 and present == wanted + steady:
                     pause = restart
                 if mode == 1:
                     # Taking a machine in is planned: what was done is saved first.
@@ -176,10 +237,11 @@ def _simulate(
                     nearest = j
         for j in range(n):
             if there[j] and t < np.inf:
-                bill += rate[j] * (t - born[j])
-                if on_demand_s > 0.0:
-                    bill += full_rate[kind[j]] * on_demand_s
-            elif on_demand_s > 0.0:
+                if cheap[j]:
+                    bill += rate[j] * _paid(price_at, price, price_paid, origin + born[j], origin + t)
+                else:
+                    bill += rate[j] * (t - born[j])
+            if on_demand_s > 0.0 and j < on_demand_size:
                 bill += full_rate[kind[j]] * on_demand_s
         finish[replay] = t + on_demand_s
         cost[replay] = bill + other_rate * (t + on_demand_s) if t < np.inf else np.inf
@@ -189,10 +251,13 @@ def _simulate(
 
 
 def _replay(
-    first, last, starts, at_s, counts, end_s, machines, spot_rate, full_rate, other_rate, work, interval, save,
-    provision, restart, mode, redo, least, policy, deadline, finish, cost, losses, redone, switched,
+    first, last, starts, at_s, counts, end_s, machines, spot_rate, full_rate, other_rate, price_at, price, price_wanted,
+    price_starts, work, interval, save, provision, restart, mode, redo, least, policy, deadline,
+    finish, cost, losses, redone, switched,
 ):  # fmt: skip
     """The job from each start through the trace; infinite where the trace ends first.
+
+    Prices have a clock of their own. Machines that are let go because of them are not lost: the job saves first.
 
     `policy` 0: spot only. 1: greedy, on-demand from the last moment that still meets the deadline. 2: uniform progress.
     """
@@ -200,29 +265,40 @@ def _replay(
         start = starts[replay]
         place = np.searchsorted(at_s, start, side="right") - 1
         t, held = start, 0
+        origin = price_starts[replay] - start
+        tick = max(0, np.searchsorted(price_at, price_starts[replay], side="right") - 1)
         saved, done, saving, pause = 0.0, 0.0, 0.0, 0.0
         bill, lost_count, redone_s, on_demand_s = 0.0, 0, 0.0, 0.0
         on_demand = False
         finished = False
         while not finished:
-            until = at_s[place + 1] if place + 1 < len(at_s) else end_s
-            count = min(machines, counts[place])
-            if count < held:
-                lost_count += held - count
+            trace_until = at_s[place + 1] if place + 1 < len(at_s) else end_s
+            price_until = price_at[tick + 1] - origin if tick + 1 < len(price_at) else np.inf
+            until = min(trace_until, price_until)
+            count = min(price_wanted[tick], counts[place])
+            if count < held and counts[place] >= held:
+                if done > 0.0 and not on_demand:
+                    bill += (held - count) * spot_rate * price[tick] * save
+                    saved += done
+                    done, saving = 0.0, 0.0
+                if not on_demand:
+                    pause = restart + save if mode != 2 else 0.0
+            elif count < held:
+                lost_count += held - max(count, counts[place])
                 if redo and not on_demand:
                     redone_s += done
                     done, saving = 0.0, 0.0
                 if not on_demand:
                     pause = restart if mode != 2 else 0.0
             elif count > held and not on_demand:
-                if mode == 0 and count == machines:
+                if mode == 0 and count == price_wanted[tick]:
                     pause = provision + restart
                 elif mode == 1:
                     pause = provision + restart + (save if done > 0.0 else 0.0)
                     saved += done
                     done, saving = 0.0, 0.0
             held = count
-            need = machines if mode == 0 else least
+            need = max(1, price_wanted[tick]) if mode == 0 else least
             while t < until:
                 left = work - saved - done
                 rest = left + np.ceil(left / interval) * save + save + restart
@@ -278,14 +354,17 @@ def _replay(
                                 saved += done
                                 done = 0.0
                 t += step
-                bill += (machines * full_rate if on_demand else held * spot_rate) * step
+                bill += (machines * full_rate if on_demand else held * spot_rate * price[tick]) * step
                 on_demand_s += step if on_demand else 0.0
                 if saved >= work - 1e-3:
                     finished = True
                     break
             if finished:
                 break
-            place += 1
+            if price_until <= until:
+                tick += 1
+            if trace_until <= until:
+                place += 1
             if place >= len(at_s):
                 t = np.inf
                 break

@@ -17,6 +17,7 @@ from stallwise.errors import InputError
 from stallwise.spot.lifetimes.log import Floats, Trace
 from stallwise.spot.plan.closed import Work
 from stallwise.spot.plan.fleet import ON_LOSS, REPLACEMENTS, Fleet, OnLoss, Replacement, lookups
+from stallwise.spot.plan.price import STATIC, Followed, PriceRule, Prices, followed
 from stallwise.units import SECONDS_PER_HOUR
 
 Policy = Literal["spot only", "greedy", "uniform progress"]
@@ -92,9 +93,13 @@ def simulate(
     least: int = 1,
     begin_s: float = 0.0,
     deadline_s: float | None = None,
+    prices: Prices | None = None,
+    rule: PriceRule = STATIC,
     threads: int | None = None,
 ) -> Outcomes:
     """The job on the fleet, `replays` times. `work` is at the fleet's full speed.
+
+    With `prices` each replay begins at another moment of them, and the fleet follows `rule`; one kind of machine only.
 
     With a deadline the job moves to on-demand for good at the last moment from which it is still met, one more loss
     included ("Can't Be Late", Wu et al., NSDI 2024: the greedy policy). `least` machines are enough with *shrink* and
@@ -103,7 +108,13 @@ def simulate(
     _check(work, on_loss)
     calm_s = work.calm_s + begin_s
     limit_s = _GIVE_UP * calm_s
-    weights = np.array(fleet.speeds) / fleet.speed
+    spot_count = fleet.spot_machines
+    base = fleet.groups[0][0].spot_usd_per_h
+    follow = followed(prices, rule, spot_count, base, replays, work.work_s)
+    full, on_demand_size = fleet.speed, fleet.machines
+    if prices is not None:
+        fleet = _room_to_grow(fleet, rule)
+    weights = np.array(fleet.speeds) / full
     kinds = [kind for kind, _, _ in fleet.groups]
     life_s, life_gone = lookups([kind.life for kind in kinds], limit_s)
     wait_s, wait_gone = lookups([kind.wait for kind in kinds], limit_s)
@@ -121,6 +132,12 @@ def simulate(
         np.array([float(kind.life.gone(kind.age_s)) if kind.age_s else 0.0 for kind in kinds]),
         wait_s,
         wait_gone,
+        follow.at_s,
+        follow.relative,
+        follow.paid_s,
+        follow.wanted,
+        follow.starts_s,
+        on_demand_size,
         float(begin_s),
         float(work.work_s),
         float(min(work.interval_s, work.work_s)),
@@ -140,6 +157,14 @@ def simulate(
     return _shared(lambda first, last, out: kernels.simulate(first, last, seed, *fixed, *out), replays, threads)
 
 
+def _room_to_grow(fleet: Fleet, rule: PriceRule) -> Fleet:
+    """The fleet at its largest; which machines of it are held is the rule's."""
+    if len(fleet.groups) > 1:
+        raise InputError("Prices that move are for fleets of one kind of machine. Leave out --mix or --price-history.")
+    kind, spot, on_demand = fleet.groups[0]
+    return replace(fleet, groups=((kind, rule.most_of(spot), on_demand),))
+
+
 def replay(
     work: Work,
     trace: Trace,
@@ -153,27 +178,39 @@ def replay(
     least: int = 1,
     policy: Policy = "spot only",
     deadline_s: float | None = None,
+    prices: Prices | None = None,
+    rule: PriceRule = STATIC,
+    price_starts_s: Floats | None = None,
     threads: int | None = None,
 ) -> Outcomes:
     """The job started at each moment of a recorded trace; infinite where the trace ends before it does.
 
+    Prices, where given, run on their own clock: each start has its moment of them (by default evenly over the series).
     The fleet holds what there is, up to `machines`; with *shrink* it grows and shrinks with availability (dynamic),
     with *wait* it trains only when whole (static). Start-up counts from each start.
     """
     _check(work, on_loss)
     if policy != "spot only" and deadline_s is None:
         raise InputError(f"The policy {policy} needs a deadline.")
-    followed = delayed(trace, work.provision_s + work.restart_s) if on_loss == "carry-on" else trace
+    base = spot_usd_per_h or 1.0
+    price = followed(prices, rule, machines, base, len(starts_s), work.work_s)
+    if on_loss == "carry-on":
+        lag_s = work.provision_s + work.restart_s
+        trace, price = delayed(trace, lag_s), _delayed_price(price, lag_s)
     hour = float(SECONDS_PER_HOUR)
     fixed = (
         np.asarray(starts_s, dtype=np.float64),
-        followed.at_s.astype(np.float64),
-        followed.counts,
-        float(followed.end_s),
+        trace.at_s.astype(np.float64),
+        trace.counts,
+        float(trace.end_s),
         machines,
         spot_usd_per_h / hour,
         usd_per_h / hour,
         other_usd_per_h / hour,
+        price.at_s,
+        price.relative,
+        price.wanted,
+        price.starts_s if price_starts_s is None else np.asarray(price_starts_s, dtype=np.float64),
         float(work.work_s),
         float(min(work.interval_s, work.work_s)),
         float(work.save_s),
@@ -188,6 +225,17 @@ def replay(
     from stallwise.spot.plan import kernels
 
     return _shared(lambda first, last, out: kernels.replay(first, last, *fixed, *out), len(starts_s), threads)
+
+
+def _delayed_price(price: Followed, lag_s: float) -> Followed:
+    """Machines taken because they became cheap train `lag_s` later, too; those let go are gone at once."""
+    if len(price.at_s) == 1:
+        return price
+    late = delayed(Trace(price.at_s, price.wanted, float(price.at_s[-1]) + lag_s), lag_s)
+    place = np.searchsorted(price.at_s, late.at_s, side="right") - 1
+    relative = price.relative[place]
+    paid_s = np.concatenate([[0.0], np.cumsum(relative[:-1] * np.diff(late.at_s))])
+    return Followed(late.at_s, relative, paid_s, late.counts, price.starts_s)
 
 
 def delayed(trace: Trace, lag_s: float) -> Trace:
