@@ -1,6 +1,7 @@
 """Grouped cross-validation of every model: whole GPUs, families, networks or pairs are left out of fit and scored."""
 
 from collections.abc import Callable, Mapping, Sequence
+from dataclasses import replace
 from typing import TypeVar
 
 import numpy as np
@@ -66,10 +67,16 @@ def job_learner(chosen: list[ClusterJobSetup], truth: Vector) -> Callable[[list[
     return lambda wanted: predict_jobs(weights, wanted)
 
 
-def several_learner(chosen: list[ClusterJobSetup], truth: Vector) -> Callable[[list[ClusterJobSetup]], Vector]:
-    """Fit cluster jobs; answer with what is left of n times one GPU."""
-    weights = fit_jobs(chosen, truth)
-    return lambda wanted: np.array([log_efficiency(setup, weights) for setup in wanted])
+def several_learner(
+    ones: Mapping[ClusterJobSetup, float],
+) -> Callable[[list[ClusterJobSetup], Vector], Callable[[list[ClusterJobSetup]], Vector]]:
+    """Fit cluster jobs; answer with what is left of n times one GPU, whose speed is known (`ones`) where measured."""
+
+    def learn(chosen: list[ClusterJobSetup], truth: Vector) -> Callable[[list[ClusterJobSetup]], Vector]:
+        weights = fit_jobs(chosen, truth)
+        return lambda wanted: np.array([log_efficiency(s, weights, ones.get(replace(s, gpus=1))) for s in wanted])
+
+    return learn
 
 
 def llm_learner(
@@ -103,7 +110,8 @@ def reference_pairs(
     """How much of a reference's error to take over, and what is left when it is.
 
     A pair is two rows of the same set-up on two GPUs: the target as `predicted` without its GPU or network, the
-    reference as `fitted`. The weight is that of least squares over all pairs, at least `LEAST`, unless it is given.
+    reference as `fitted`. The weight is that of least squares over all pairs, at least `LEAST`, unless it is given; the
+    errors of a GPU are those with the weight of all other GPUs.
     """
     by_setup: dict[str, list[int]] = {}
     for i, name in enumerate(same):
@@ -111,6 +119,15 @@ def reference_pairs(
     pairs = [(i, j) for rows in by_setup.values() for i in rows for j in rows if gpus[i] != gpus[j]]
     target = np.array([truth[i] - predicted[i] for i, _ in pairs])
     reference = np.array([truth[j] - fitted[j] for _, j in pairs])
+    groups = np.array([gpus[i] for i, _ in pairs])
+    pulls = np.full(len(pairs), weight or 0.0)
+    for name in set(groups.tolist()) if weight is None else ():
+        pulls[groups == name] = _pull(target[groups != name], reference[groups != name])
+    chosen = _pull(target, reference) if weight is None else weight
+    return chosen, Errors("ref", target - pulls * reference, tuple(groups.tolist()))
+
+
+def _pull(target: Vector, reference: Vector) -> float:
+    """Least squares, within sense."""
     best = float(np.clip((target * reference).sum() / max(1e-9, (reference**2).sum()), 0.0, 1.0))
-    chosen = max(best, LEAST) if weight is None else weight
-    return chosen, Errors("ref", target - chosen * reference, tuple(gpus[i] for i, _ in pairs))
+    return max(best, LEAST)

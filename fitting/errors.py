@@ -9,6 +9,8 @@ from fitting.ridge import Vector
 from stallwise.model.conformal import Spread, spread_of
 
 _ENOUGH = 12  # rows below which a case has no spread of its own
+_LEAST = 0.01
+_GROUPS = 3  # groups, likewise
 
 
 @dataclass(frozen=True)
@@ -31,13 +33,20 @@ class Errors:
         return Errors(case or self.case, self.values[keep], groups)
 
 
+def by_class(errors: Errors, classes: Sequence[str], suffix: str = "") -> list[Errors]:
+    """One `Errors` per class, its case with the class behind it."""
+    kinds = np.asarray(classes)
+    return [errors.where((kinds == kind).tolist(), f"{errors.case}|{kind}{suffix}") for kind in sorted(set(classes))]
+
+
 def spreads(errors: Iterable[Errors]) -> dict[str, tuple[float, float, int]]:
-    """The 80 % spread of every case with enough rows."""
+    """The 80 % spread of every case with enough rows of enough groups; the others fall back on a wider case."""
     found: dict[str, tuple[float, float, int]] = {}
     for one in errors:
-        if len(one.values) >= _ENOUGH:
+        if len(one.values) >= _ENOUGH and len(set(one.groups)) >= _GROUPS:
             spread = spread_of(one.values.tolist(), one.groups)
-            found[one.case] = (spread.low, spread.high, spread.rows)
+            # A prediction lies inside its own interval, even where all that was seen lies on one side.
+            found[one.case] = (min(spread.low, -_LEAST), max(spread.high, _LEAST), spread.rows)
     # What no case fits is as uncertain as the least certain one.
     found[""] = max(found.values(), key=lambda spread: spread[1] - spread[0])
     return found
@@ -55,20 +64,34 @@ class Coverage:
     """Part of the groups of which at least 60 % are covered."""
 
 
-def coverage(errors: Errors, least: float = 0.6) -> Coverage:
-    """Every group judged by intervals from the errors of all others."""
-    inside = np.zeros(len(errors.values), dtype=bool)
-    widths = np.zeros(len(errors.values))
+def coverage(
+    errors: Errors,
+    classes: Sequence[str] | None = None,
+    judged: Sequence[bool] | None = None,
+    least: float = 0.6,
+) -> Coverage:
+    """Every group judged by intervals from the errors of all others, of the same class where there are enough.
+
+    `classes` is what the interval of a row is chosen by, as in the product; `judged` are the rows that count.
+    """
+    kinds = np.asarray(classes if classes is not None else [""] * len(errors.values))
+    counted = np.ones(len(kinds), dtype=bool) if judged is None else np.asarray(judged, dtype=bool)
+    inside, widths = np.zeros(len(kinds), dtype=bool), np.zeros(len(kinds))
     names = np.asarray(errors.groups)
-    parts = []
     for name in sorted(set(errors.groups)):
-        here = names == name
-        others = errors.where((~here).tolist())
-        if not len(others.values):
-            continue
-        spread: Spread = spread_of(others.values.tolist(), others.groups)
-        inside[here] = (errors.values[here] >= spread.low) & (errors.values[here] <= spread.high)
-        widths[here] = np.exp(spread.high - spread.low)
-        parts.append(inside[here].mean())
-    above = float(np.mean([part >= least for part in parts])) if parts else 0.0
-    return Coverage(len(inside), float(inside.mean()), float(np.median(widths)), above)
+        for kind in sorted(set(kinds[names == name].tolist())):
+            here = (names == name) & (kinds == kind)
+            spread = _from_others(errors, names != name, kinds == kind)
+            inside[here] = (errors.values[here] >= spread.low) & (errors.values[here] <= spread.high)
+            widths[here] = np.exp(spread.high - spread.low)
+    parts = [inside[counted & (names == name)].mean() for name in sorted(set(names[counted].tolist()))]
+    above = float(np.mean([part >= least for part in parts]))
+    return Coverage(int(counted.sum()), float(inside[counted].mean()), float(np.median(widths[counted])), above)
+
+
+def _from_others(errors: Errors, others: Vector, same: Vector) -> Spread:
+    """Of the others in the same class where they are enough, else of all others."""
+    near = errors.where((others & same).tolist())
+    if len(near.values) < _ENOUGH or len(set(near.groups)) < _GROUPS:
+        near = errors.where(others.tolist())
+    return spread_of(near.values.tolist(), near.groups)

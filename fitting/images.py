@@ -6,8 +6,9 @@ from dataclasses import dataclass
 import numpy as np
 from scipy.optimize import nnls
 
-from fitting.power import PER_JOULE
-from fitting.ridge import Vector, design, robust
+from fitting.power import per_joule
+from fitting.ridge import Vector, design, robust, selected
+from fitting.tables import shipped_catalog
 from stallwise.model.compute import Demand, shares, step_s
 from stallwise.model.compute_image import ImageSetup, demand, features
 
@@ -41,9 +42,15 @@ def penalty(name: str) -> float:
     return _PENALTIES[kind]["×" in name] if kind in _PENALTIES else 2.0
 
 
+def _labelled(name: str) -> bool:
+    """Whether a feature tells families or GPUs apart."""
+    return name.startswith(("family=", "branch=", "gpu="))
+
+
 def demands(setups: Sequence[ImageSetup]) -> list[Demand]:
     """What every set-up asks of its GPU."""
-    return [demand(setup, PER_JOULE) for setup in setups]
+    listed = per_joule(shipped_catalog())
+    return [demand(setup, listed) for setup in setups]
 
 
 def fit(setups: Sequence[ImageSetup], asked: Sequence[Demand], log_s: Vector) -> ImageFit:
@@ -52,7 +59,8 @@ def fit(setups: Sequence[ImageSetup], asked: Sequence[Demand], log_s: Vector) ->
     physics = np.array([_physics(s, d, coefficients) for s, d in zip(setups, asked, strict=True)])
     rows = [_features(s, d, coefficients) for s, d in zip(setups, asked, strict=True)]
     found = design(rows, penalty)
-    beta = robust(found.values, log_s - physics, found.penalties, scale=_SCALE)
+    penalties = selected(found, log_s - physics, [s.family for s in setups], _labelled, _SCALE, count=3)
+    beta = robust(found.values, log_s - physics, penalties, scale=_SCALE)
     weights = dict(zip(found.names, beta.tolist(), strict=True))
     residual = log_s - physics - found.values @ beta
     return ImageFit(coefficients, weights | _single(setups, residual))

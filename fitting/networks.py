@@ -3,14 +3,19 @@
 from collections.abc import Sequence
 
 import numpy as np
+from scipy.optimize import least_squares
 
-from fitting.ridge import Vector, design, robust
+from fitting.ridge import Vector, design, robust, selected
 from stallwise.model import compute_network, compute_scaling
 from stallwise.model.compute_network import NetworkSetup
-from stallwise.model.compute_scaling import ScalingSetup
+from stallwise.model.compute_scaling import ScalingSetup, link_kind
 
 Weights = dict[str, float]
 _SCALE = 0.1
+# What an all-reduce attains of a link's listed rate; then how far GPUs share a bus and how far the exchange hides.
+_LINKS = {"nvlink": 0.5, "bridge": 0.5, "pcie": 0.5, "shared pcie": 0.3}
+_RATE_MAY_DIFFER = 0.7
+_EXCHANGE = {"shared": (0.5, 0.5), "hidden": (1.5, 0.3)}
 
 
 def network_penalty(name: str) -> float:
@@ -28,8 +33,14 @@ def fit_networks(setups: Sequence[NetworkSetup], log_speed: Vector) -> Weights:
     """Weights of the throughput of one GPU."""
     offset = np.array([compute_network.roof(setup.device, 1.0) for setup in setups])
     found = design([compute_network.features(setup) for setup in setups], network_penalty)
-    beta = robust(found.values, log_speed - offset, found.penalties, scale=_SCALE)
+    penalties = selected(found, log_speed - offset, [s.device.name for s in setups], _single, _SCALE)
+    beta = robust(found.values, log_speed - offset, penalties, scale=_SCALE)
     return dict(zip(found.names, beta.tolist(), strict=True))
+
+
+def _single(name: str) -> bool:
+    """Whether a feature tells single GPUs or jobs apart."""
+    return name.startswith(("gpu=", "job=", "link=")) and ("|" in name or "×" in name)
 
 
 def predict_networks(weights: Weights, setups: Sequence[NetworkSetup]) -> Vector:
@@ -46,10 +57,45 @@ def scaling_penalty(name: str) -> float:
 
 
 def fit_scaling(setups: Sequence[ScalingSetup], log_efficiency: Vector) -> Weights:
-    """Weights of what is left of n times one GPU."""
-    found = design([compute_scaling.features(setup) for setup in setups], scaling_penalty)
-    beta = robust(found.values, log_efficiency, found.penalties, scale=_SCALE)
-    return dict(zip(found.names, beta.tolist(), strict=True))
+    """Constants of the exchange, then weights of what is left of n times one GPU."""
+    physics = _usual_batches(setups)
+    physics |= _exchange(setups, log_efficiency, physics)
+    offset = np.array([compute_scaling.log_exchange(setup, physics) for setup in setups])
+    found = design([compute_scaling.features(setup, physics) for setup in setups], scaling_penalty)
+    penalties = selected(found, log_efficiency - offset, [s.device.name for s in setups], _single, _SCALE)
+    beta = robust(found.values, log_efficiency - offset, penalties, scale=_SCALE)
+    return physics | dict(zip(found.names, beta.tolist(), strict=True))
+
+
+def _usual_batches(setups: Sequence[ScalingSetup]) -> Weights:
+    """Samples per GiB of memory, by job."""
+    found: dict[str, list[float]] = {}
+    for s in setups:
+        if s.batch:
+            found.setdefault(f"usual_batch:{s.network}|{s.precision}", []).append(
+                s.batch / s.device.memory_bytes * 2**30
+            )
+    return {name: float(np.median(values)) for name, values in found.items()}
+
+
+def _exchange(setups: Sequence[ScalingSetup], log_efficiency: Vector, usual: Weights) -> Weights:
+    """Rates of links over what is listed, how far they are shared, and how far the exchange hides."""
+    ratios = [compute_scaling.exchange_ratio(setup, usual) for setup in setups]
+    keep = np.array([ratio is not None for ratio in ratios])
+    ring = np.array([2 * (1 - 1 / s.gpus) * (r or 0.0) for s, r in zip(setups, ratios, strict=True)])[keep]
+    kinds = np.array([list(_LINKS).index(link_kind(s)) for s in setups])[keep]
+    pairs = np.array([s.gpus / 2 for s in setups])[keep]
+    start = np.log([*_LINKS.values(), *(value for value, _ in _EXCHANGE.values())])
+    wide = np.array([*(_RATE_MAY_DIFFER for _ in _LINKS), *(spread for _, spread in _EXCHANGE.values())])
+
+    def off(logs: Vector) -> Vector:
+        shared, hidden = np.exp(logs[len(_LINKS) :])
+        r = ring * np.where(kinds == 0, 1.0, pairs**shared) / np.exp(logs[kinds])
+        errors = -np.log1p(r**hidden) / hidden - log_efficiency[keep]
+        return np.r_[errors / _SCALE, (logs - start) / wide]
+
+    best = np.exp(least_squares(off, start, loss="soft_l1", max_nfev=60).x).tolist()
+    return dict(zip([*(f"rate:{kind}" for kind in _LINKS), *_EXCHANGE], best, strict=True))
 
 
 def predict_scaling(weights: Weights, setups: Sequence[ScalingSetup]) -> Vector:

@@ -1,5 +1,6 @@
 """What a study says and ships."""
 
+from collections.abc import Sequence
 from dataclasses import dataclass, field
 
 import numpy as np
@@ -19,9 +20,16 @@ class Study:
     fitted: list[Fitted] = field(default_factory=list)
     lines: list[str] = field(default_factory=list)
 
-    def say(self, what: str, found: Errors) -> None:
-        """One line: errors and, from other groups' errors, intervals."""
-        e, c = found.relative, coverage(found)
+    def say(
+        self,
+        what: str,
+        found: Errors,
+        classes: Sequence[str] | None = None,
+        judged: Sequence[bool] | None = None,
+    ) -> None:
+        """One line: errors and, from other groups' errors, intervals; `judged`: of these rows alone."""
+        c = coverage(found, classes, judged)
+        e = found.relative if judged is None else found.relative[np.asarray(judged, dtype=bool)]
         self.lines.append(
             f"{what:<58} {len(e):>6} rows  median {np.median(e):6.1%}  mean {e.mean():6.1%}  "
             f"80 % interval covers {c.covered:4.0%}, high/low {c.width:.2f}, "

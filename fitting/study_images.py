@@ -1,6 +1,5 @@
 """Image networks: families, networks, rows and GPUs left out."""
 
-from collections.abc import Sequence
 from pathlib import Path
 
 import numpy as np
@@ -14,7 +13,7 @@ from fitting.crossval import (
     reference_pairs,
 )
 from fitting.errors import Errors, spreads
-from fitting.power import PER_JOULE
+from fitting.power import per_joule
 from fitting.ridge import Vector
 from fitting.study import Study
 from fitting.tables import measured, shipped_catalog
@@ -29,7 +28,6 @@ from stallwise.record.table_setups import (
 
 # How much of a reference's error to take over where only one GPU was measured, by what inference shows.
 _REFERENCES = {"ref_weight:": 0.5, "ref_weight:network": 0.3, "ref_weight:family": 0.6, "ref_weight:new": 0.8}
-_T90 = {2: 1.886, 3: 1.638, 4: 1.533, 5: 1.476}
 
 
 def image_study(folder: Path, *, training: bool) -> Study:
@@ -49,7 +47,9 @@ def image_study(folder: Path, *, training: bool) -> Study:
         held = left_out(setups, truth, group, count, image_learner)
         found.append(errors(case, truth, held, [s.family for s in setups]))
         study.say(f"{name}: {what}", found[-1])
-    constants = dict(PER_JOULE) | _REFERENCES
+    if training:
+        _extremes(study, setups, truth)
+    constants = per_joule(catalog) | _REFERENCES
     attained_parts = [compute_image.matrix_flop(s) / s.device.matrix_flop_per_s for s in setups] * np.exp(-truth)
     constants["best_fraction"] = float(attained_parts.max())
     more: list[Errors] = []
@@ -73,16 +73,28 @@ def image_study(folder: Path, *, training: bool) -> Study:
             constants=constants,
             coefficients=fit.coefficients,
             weights=fit.weights,
-            spreads=_with_new_gpus(spreads(found) | (_other_gpus() if training else {}), more),
+            spreads=_with_new_gpus(spreads([*found, *more]) | (_other_gpus() if training else {})),
             known={
-                "gpu": tuple(sorted({s.device.name for s in setups})),
-                "family": tuple(sorted({s.family for s in setups})),
-                "network": tuple(sorted({s.network for s in setups})),
-                "software": tuple(sorted({s.software for s in setups})),
+                "gpu": frozenset(s.device.name for s in setups),
+                "family": frozenset(s.family for s in setups),
+                "network": frozenset(s.network for s in setups),
+                "software": frozenset(s.software for s in setups),
             },
         )
     )
     return study
+
+
+def _extremes(study: Study, setups: list[ImageSetup], truth: Vector) -> None:
+    """Networks larger, or smaller, than any that was fitted."""
+    work = np.array([sum(s.macs.values()) for s in setups])
+    for what, far in (("most", work > np.quantile(work, 0.9)), ("least", work < np.quantile(work, 0.1))):
+        held = image_learner(picked(setups, ~far), truth[~far])(picked(setups, far))
+        off = np.abs(np.exp(held - truth[far]) - 1)
+        study.lines.append(
+            f"image_train: the tenth with the {what} work left out at once: {len(off)} rows, "
+            f"median {np.median(off):.1%}, mean {off.mean():.1%}"
+        )
 
 
 def _new_gpu(study: Study, setups: list[ImageSetup], truth: Vector, apart: Vector) -> tuple[float, list[Errors]]:
@@ -113,19 +125,9 @@ def _other_gpus() -> dict[str, tuple[float, float, int]]:
     return {case: shipped[case] for case in cases}
 
 
-def _with_new_gpus(
-    found: dict[str, tuple[float, float, int]], cards: Sequence[Errors] = ()
-) -> dict[str, tuple[float, float, int]]:
-    """A new GPU errs as a whole and, on it, every network on its own; a new network adds its own error again.
-
-    Three GPUs say little about a fourth, so theirs is taken as a t-distributed shift with as many degrees of freedom.
-    """
+def _with_new_gpus(found: dict[str, tuple[float, float, int]]) -> dict[str, tuple[float, float, int]]:
+    """A new GPU errs as a whole and, on it, every network on its own; a new network adds its own error again."""
     more = dict(found)
-    for one in cards:
-        shifts = [np.median(one.values[np.array(one.groups) == gpu]) for gpu in sorted(set(one.groups))]
-        half = _T90[len(shifts)] * float(np.sqrt(np.mean(np.square(shifts)) * (1 + 1 / len(shifts))))
-        both = joined(Spread(-half, half), Spread(*found["known gpu|network"]))
-        more[one.case] = (both.low, both.high, len(one.values))
     for who in ("new", "family"):
         for ref in ("", "|ref"):
             both = joined(Spread(*more[f"new gpu|network{ref}"]), Spread(*found[f"known gpu|{who}{ref}"]))

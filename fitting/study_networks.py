@@ -11,7 +11,7 @@ from fitting.crossval import (
     reference_pairs,
     scaling_learner,
 )
-from fitting.errors import Errors, coverage, spreads
+from fitting.errors import Errors, by_class, spreads
 from fitting.networks import fit_networks, fit_scaling
 from fitting.ridge import Vector
 from fitting.study import LOW, Study, halved
@@ -19,12 +19,14 @@ from fitting.tables import Measured, measured, shipped_catalog
 from stallwise.hardware.catalog import Catalog
 from stallwise.hardware.fitted import Fitted
 from stallwise.model.compute_network import NetworkSetup
-from stallwise.model.compute_scaling import ScalingSetup, link_kind
+from stallwise.model.compute_scaling import ScalingSetup, level, link_kind, scaling_class
 from stallwise.record.table_setups import (
     gpu_of,
     network_setup,
     scaling_setup,
 )
+
+_MANY = 8
 
 
 def network_study(folder: Path) -> Study:
@@ -40,6 +42,13 @@ def network_study(folder: Path) -> Study:
     families = [_kin(name) for name in gpus]
     kept = errors("", truth, left_out(setups, truth, families, 99, network_learner), families)
     study.say("network, one GPU: whole GPU families (A100, H100 …) left out", kept)
+    made = [s.device.architecture for s in setups]
+    far = errors("new generation|network", truth, left_out(setups, truth, made, 99, network_learner), gpus)
+    study.say("network, one GPU: whole generations (Ampere, Hopper …) left out", far)
+    study.lines.append(
+        f"network, one GPU: shift of a whole GPU, root of the mean square: {_shift(whole):.3f}, "
+        f"without its generation {_shift(far):.3f}"
+    )
     pairs = [f"{s.device.name}|{s.network}" for s in setups]
     apart = left_out(setups, truth, pairs, 6, network_learner)
     known = errors("known gpu|network", truth, apart, gpus)
@@ -54,16 +63,11 @@ def network_study(folder: Path) -> Study:
     study.say("network, one GPU: whole networks left out, one other measured", alone)
     by_net = [
         one.where((nets == net).tolist(), one.case.replace("|network", f"|{net}"))
-        for one in (whole, known)
+        for one in (whole, known, far)
         for net in sorted(set(nets))
     ]
-    own = [coverage(one) for one in by_net if one.case.startswith("new gpu")]
-    study.lines.append(
-        f"network, one GPU: whole GPUs left out, intervals by network: cover "
-        f"{np.average([c.covered for c in own], weights=[c.rows for c in own]):.0%}, "
-        f"median high/low {np.median([c.width for c in own]):.2f}"
-    )
-    more, scaling = _scaling(study, table, catalog)
+    study.say("network, one GPU: whole GPUs left out, intervals by network", whole, nets.tolist())
+    more, scaling = _scaling(study, table, catalog, dict(zip(setups, (truth - new).tolist(), strict=True)))
     study.fitted += [
         Fitted(
             name="network",
@@ -71,12 +75,21 @@ def network_study(folder: Path) -> Study:
             method="ridge correction of a roofline: slopes of every network on the figures of a GPU",
             constants={"ref_weight:": pull, "ref_weight:alone": 1.0},
             weights=weights,
-            spreads=spreads([whole, known, ref, Errors("alone|ref", alone.values, alone.groups), *by_net, *more]),
-            known={"gpu": tuple(sorted(set(gpus))), "network": tuple(sorted(set(nets.tolist())))},
+            spreads=spreads([whole, known, far, ref, Errors("alone|ref", alone.values, alone.groups), *by_net, *more]),
+            known={
+                "gpu": frozenset(gpus),
+                "network": frozenset(nets.tolist()),
+                "architecture": frozenset(made),
+            },
         ),
         scaling,
     ]
     return study
+
+
+def _shift(errors: Errors) -> float:
+    groups = np.array(errors.groups)
+    return float(np.sqrt(np.mean([np.median(errors.values[groups == name]) ** 2 for name in set(errors.groups)])))
 
 
 def _kin(name: str) -> str:
@@ -92,8 +105,10 @@ def _medians(table: Measured, catalog: Catalog) -> tuple[list[NetworkSetup], Vec
     return list(found), np.array([np.log(np.median(values)) for values in found.values()])
 
 
-def _scaling(study: Study, table: Measured, catalog: Catalog) -> tuple[list[Errors], Fitted]:
-    """Several GPUs, given one; and end to end, with the one predicted too."""
+def _scaling(
+    study: Study, table: Measured, catalog: Catalog, off: dict[NetworkSetup, float]
+) -> tuple[list[Errors], Fitted]:
+    """Several GPUs, given one; and end to end, with the one predicted too, `off` by so much without its GPU."""
     ones, log_one = _medians(table, catalog)
     base = dict(zip(ones, log_one.tolist(), strict=True))
     found: dict[ScalingSetup, list[float]] = {}
@@ -108,30 +123,44 @@ def _scaling(study: Study, table: Measured, catalog: Catalog) -> tuple[list[Erro
     )
     gpus = [s.device.name for s in setups]
     held = left_out(setups, truth, gpus, 99, scaling_learner)
-    whole = errors("new gpu|scaling", truth, held, gpus)
-    study.say("network, several GPUs given one: whole GPUs left out", whole)
+    whole = errors("new gpu|several", truth, held, gpus)
+    levels = [level(value) for value in held.tolist()]
+    alike = [scaling_class(s, value) for s, value in zip(setups, held.tolist(), strict=True)]
+    study.say("network, several GPUs given one: whole GPUs left out", whole, alike)
     low = truth < np.log(LOW)
     halved(study, "network, several GPUs, whole GPUs left out", truth, held, low)
     for kind in ("nvlink", "bridge", "pcie", "shared pcie"):
         here = low & np.array([link_kind(s) == kind for s in setups])
         if here.any():
             halved(study, f"  {kind}", truth, held, here)
-    new_one = left_out(ones, log_one, [s.device.name for s in ones], 99, network_learner)
-    off = dict(zip(ones, (log_one - new_one).tolist(), strict=True))
-    both = errors("new gpu|several|network", truth + [off[w] for w in which], held, gpus)
-    study.say("network, several GPUs end to end: whole GPUs left out", both)
+    both = errors("new gpu|several", truth + [off[w] for w in which], held, gpus)
+    study.say("network, several GPUs end to end: whole GPUs left out", both, levels)
     pairs = [f"{s.device.name}|{s.network}" for s in setups]
-    near = errors("known gpu|several|network", truth, left_out(setups, truth, pairs, 6, scaling_learner), gpus)
-    study.say("network, several GPUs given one: pairs left out", near)
+    apart = left_out(setups, truth, pairs, 6, scaling_learner)
+    near, near_levels = errors("known gpu|several", truth, apart, gpus), [level(value) for value in apart.tolist()]
+    near_alike = [scaling_class(s, value) for s, value in zip(setups, apart.tolist(), strict=True)]
+    study.say("network, several GPUs given one: pairs left out", near, near_alike)
+    many = np.array([s.gpus >= _MANY for s in setups])
+    fewer = scaling_learner([s for s, m in zip(setups, many, strict=True) if not m], truth[~many])(setups)
+    more = errors("", truth, fewer, gpus).where(many.tolist())
+    study.say(f"network, several GPUs given one: all rows of {_MANY} and more left out", more)
     fitted = Fitted(
         name="scaling",
         source=f"lambdal/deeplearning-benchmark, {len(setups)} set-ups of several GPUs",
-        method="ridge on doublings by link, job, software and GPU",
+        method="exchange over compute, with rates by kind of link; ridge on doublings by link, job, software and GPU",
         weights=fit_scaling(setups, truth),
-        spreads=spreads([whole, Errors("known gpu|scaling", near.values, near.groups)]),
-        known={"gpu": tuple(sorted(set(gpus)))},
+        spreads=spreads([*by_class(whole, levels), *by_class(near, near_levels)]),
+        known={"gpu": frozenset(gpus)},
     )
-    return [both, near], fitted
+    found = []
+    for one, kinds, end in (
+        (both, (levels,), ""),
+        (near, (near_levels, near_alike), ""),
+        (whole, (levels, alike), "|one"),
+        (near, (near_levels, near_alike), "|one"),
+    ):
+        found += [part for classes in kinds for part in by_class(one, classes, end)]
+    return [both.where([True] * len(gpus), "new gpu|several|network"), *found], fitted
 
 
 def _one(setup: ScalingSetup) -> NetworkSetup:

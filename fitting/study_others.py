@@ -16,22 +16,26 @@ from fitting.crossval import (
     reference_pairs,
     several_learner,
 )
-from fitting.errors import Errors, spreads
+from fitting.errors import Errors, by_class, spreads
 from fitting.llm import fit_llm, gpu_effects, predict_llm
 from fitting.nodes import grown, loss_per_doubling
 from fitting.power import attained
 from fitting.ridge import Vector
 from fitting.study import LOW, Study, halved
 from fitting.tables import measured, shipped_catalog
-from fitting.transfer import fit_transfer, from_features, pair_errors, timed
+from fitting.transfer import fit_transfer, from_features, off_by, pairs_of, timed
 from stallwise.hardware.fitted import Fitted
 from stallwise.model.compute_cluster_job import ClusterJobSetup
-from stallwise.model.compute_llm import parallel
+from stallwise.model.compute_llm import LlmSetup, parallel
+from stallwise.model.compute_transfer import reach
 from stallwise.record.table_setups import (
     cluster_job_setup,
     gpu_of,
     llm_setup,
 )
+
+_OLD, _LARGE_BATCH, _LONG = 2017, 8, 2048
+_REFERRED = {"network": ("one|network", "several|network"), "new": ("one|new", "several|new", "new")}
 
 
 def gavel_study(folder: Path) -> Study:
@@ -63,32 +67,45 @@ def gavel_study(folder: Path) -> Study:
         study.say(f"gavel, {case.partition('|')[0]}: {what}", found[-1])
     ones = {_alone(s): t for s, t in zip(setups, truth, strict=True) if s.gpus == 1}
     naive = np.array([ones.get(_alone(s), np.nan) + np.log(s.gpus) for s in setups])
+    given_one = left_out(setups, truth, counts, 30, several_learner(ones))
     for placement in ("packed", "spread"):
         here = several & np.isfinite(naive) & np.array([s.placement == placement for s in setups])
         low = here & (truth < naive + np.log(LOW))
-        given_one = left_out(setups, truth, counts, 30, several_learner)
         halved(study, f"gavel, several given one, {placement}", truth - naive, given_one, low)
+    known_one = several & np.isfinite(naive)
+    left = errors("several|one|one", truth - naive, given_one, pairs).where(known_one.tolist())
+    study.say("gavel, several given one: that job on several of that GPU left out", left)
+    found += [left, *(Errors(f"several|{who}|one", left.values, left.groups) for who in ("network", "pair", "new"))]
     jobs = [s.job for s in setups]
     unseen = left_out(setups, truth, jobs, 99, job_learner)
     found.append(errors("new", truth, unseen, jobs))
     study.say("gavel: whole jobs left out", found[-1])
     same = [f"{s.job}|{s.table}|{s.placement}|{s.batch}|{s.gpus}" for s in setups]
-    _, alone = reference_pairs(truth, unseen, unseen, same, [s.device.name for s in setups], weight=1.0)
-    study.say("gavel: whole jobs left out, one other GPU measured", alone)
-    found += [Errors(f"{case}|ref", alone.values, alone.groups) for case in ("alone", "new")]
+    gpus = [s.device.name for s in setups]
+    pulls = {"ref_weight:alone": 1.0}
+    for case, predicted, there, what in (
+        ("network", held, near, "pairs of job and GPU left out"),
+        ("new", unseen, unseen, "whole jobs left out"),
+    ):
+        pulls[f"ref_weight:{case}"], left = reference_pairs(truth, predicted, there, same, gpus)
+        study.say(f"gavel: {what}, one other GPU measured", left)
+        found += [Errors(f"{name}|ref", left.values, left.groups) for name in _REFERRED[case]]
+    _, alone = reference_pairs(truth, unseen, unseen, same, gpus, weight=1.0)
+    found.append(Errors("alone|ref", alone.values, alone.groups))
     study.fitted.append(
         Fitted(
             name="gavel",
             source=f"stanford-futuredata/gavel throughputs, {len(setups)} rows",
             method="ridge correction of a roofline of totals",
-            constants={"ref_weight:": 0.3, "ref_weight:new": 1.0, "ref_weight:alone": 1.0},
+            constants={**pulls, "ref_weight:": pulls["ref_weight:network"]},
             weights=fit_jobs(setups, truth),
             spreads=spreads(found),
             known={
-                "gpu": tuple(sorted({s.device.name for s in setups})),
-                "network": tuple(sorted(set(jobs))),
-                "pair": tuple(sorted(set(pairs))),
-                "several": tuple(sorted({p for p, s in zip(pairs, setups, strict=True) if s.gpus > 1})),
+                "gpu": frozenset(s.device.name for s in setups),
+                "network": frozenset(jobs),
+                "pair": frozenset(pairs),
+                "several": frozenset(p for p, s in zip(pairs, setups, strict=True) if s.gpus > 1),
+                "count": frozenset(f"{p}|{s.gpus}" for p, s in zip(pairs, setups, strict=True)),
             },
         )
     )
@@ -110,25 +127,47 @@ def llm_study(folder: Path) -> Study:
     kernels = attained(folder, catalog)
     nvidia = np.array([not name.startswith("MI") for name in gpus])
     trains = np.array([s.training for s in setups])
+    modes = ["train" if s.training else "forward" for s in setups]
     found = []
-    for forget, what in ((True, "whole GPUs and their kernels left out"), (False, "whole GPUs left out")):
+    for forget, what in ((False, "whole GPUs left out"), (True, "whole GPUs and their kernels left out")):
         held = left_out(setups, truth, gpus, 99, llm_learner(kernels, forget_kernels=forget))
         whole = errors("new gpu|network", truth, held, gpus)
-        for who, here in (("NVIDIA, training", nvidia & trains), ("NVIDIA", nvidia), ("AMD", ~nvidia)):
-            study.say(f"llm, {who}: {what}", whole.where(here.tolist()))
-        found.append(whole)
+        for who, here in (
+            ("NVIDIA, training", nvidia & trains),
+            ("NVIDIA", nvidia),
+            ("AMD, training", ~nvidia & trains),
+            ("AMD", ~nvidia),
+        ):
+            study.say(f"llm, {who}: {what}", whole, modes, here.tolist())
+    found += [whole, *by_class(whole, modes)]
     pairs = [f"{s.device.name}|{s.model.name}" for s in setups]
-    known = left_out(setups, truth, pairs, 8, llm_learner(kernels, forget_kernels=False))
-    found.append(errors("known gpu|network", truth, known, gpus))
-    study.say("llm: pairs of GPU and model left out", found[-1])
+    apart = left_out(setups, truth, pairs, 8, llm_learner(kernels, forget_kernels=False))
+    known = errors("known gpu|network", truth, apart, gpus)
+    found += [known, *by_class(known, modes)]
+    study.say("llm: pairs of GPU and model left out", known, modes)
     same = [f"{s.model.name}|{s.sequence}|{s.batch}|{s.training}|{s.option}" for s in setups]
-    pull, left = reference_pairs(truth, truth - found[0].values, known, same, gpus)
+    pull, left = reference_pairs(truth, held, apart, same, gpus)
     study.say("llm: whole GPUs and their kernels left out, one other measured", left)
-    references = Errors("new gpu|network|ref", left.values, left.groups)
+    found.append(Errors("new gpu|network|ref", left.values, left.groups))
     models = [s.model.name for s in setups]
-    unseen = left_out(setups, truth, models, 99, llm_learner(kernels, forget_kernels=False))
-    found.append(errors("known gpu|new", truth, unseen, models))
-    study.say("llm: whole models left out", found[-1])
+    unseen = errors(
+        "known gpu|new", truth, left_out(setups, truth, models, 99, llm_learner(kernels, forget_kernels=False)), models
+    )
+    study.say("llm: whole models left out", unseen, modes)
+    for what, far in (
+        ("all AMD", ~nvidia),
+        ("all of 2017 and before", np.array([(s.device.year or 0) <= _OLD for s in setups])),
+        ("all of batch 8 and more", np.array([s.batch >= _LARGE_BATCH for s in setups])),
+        ("all of 2048 words", np.array([s.sequence >= _LONG for s in setups])),
+    ):
+        beyond = llm_learner(kernels, forget_kernels=True)(picked(setups, ~far), truth[~far])(picked(setups, far))
+        off = errors("", truth[far], beyond, [""] * int(far.sum())).relative
+        study.lines.append(
+            f"llm: {what} left out at once: {len(off)} rows, median {np.median(off):.1%}, mean {off.mean():.1%}"
+        )
+    neither = errors("new gpu|new", truth, _neither(setups, truth, kernels), gpus)
+    study.say("llm: whole GPUs, their kernels and whole models left out", neither, modes)
+    found += [unseen, *by_class(unseen, modes), neither, *by_class(neither, modes)]
     constants = fit_llm(setups, truth, kernels)
     predicted = predict_llm(constants, {}, setups)
     several = errors("", np.log(table.truth / 1e3)[~one], predict_llm(constants, {}, picked(every, ~one)), [""] * 3)
@@ -140,46 +179,68 @@ def llm_study(folder: Path) -> Study:
             method="least squares of logarithms for a dozen physical constants; GPUs' own effects",
             constants={**constants, "ref_weight:": pull},
             weights=gpu_effects(setups, truth - predicted),
-            spreads=spreads([found[0], *found[2:], references]),
-            known={"gpu": tuple(sorted(set(gpus))), "network": tuple(sorted(set(models)))},
+            spreads=spreads(found),
+            known={"gpu": frozenset(gpus), "network": frozenset(models)},
         )
     )
     return study
 
 
-_BATCHES = (8, 16, 32, 64, 128)
+def _neither(setups: list[LlmSetup], truth: Vector, kernels: dict[str, float]) -> Vector:
+    """Every row by a fit that saw neither its GPU nor its model."""
+    out = np.zeros(len(truth))
+    gpus, models = np.array([s.device.name for s in setups]), np.array([s.model.name for s in setups])
+    learn = llm_learner(kernels, forget_kernels=True)
+    for gpu, model in sorted(set(zip(gpus.tolist(), models.tolist(), strict=True))):
+        rest, here = (gpus != gpu) & (models != model), (gpus == gpu) & (models == model)
+        out[here] = learn(picked(setups, rest), truth[rest])(picked(setups, here))
+    return out
 
 
 def transfer_study(folder: Path) -> Study:
-    """A measured step on another GPU, whole GPUs left out; and from features alone."""
-    study = Study()
-    rows = [row for row in timed(folder) if row.batch in _BATCHES]
-    names = {row.device.name for row in rows}
-    measured_once, alone = [], []
-    for name in sorted(names):
-        constants = fit_transfer(rows, names - {name})
-        measured_once.append(pair_errors(rows, constants, {name}, names))
-        here = [row for row in rows if row.device.name == name]
-        alone.append(Errors("features", from_features(here, constants), tuple(row.device.name for row in here)))
-    pairs = Errors("measured", *_together(measured_once))
-    features = Errors("features", *_together(alone))
-    study.say("transfer: one GPU measured, whole GPUs left out", pairs)
+    """A measured step on another GPU, whole GPUs or whole networks left out; and from features alone."""
+    study, rows = Study(), timed(folder)
+    gpus, networks = np.array([r.device.name for r in rows]), np.array([r.network for r in rows])
+    targets, sources = pairs_of(rows)
+    new, known = np.zeros(len(targets)), np.zeros(len(targets))
+    alone = np.zeros(len(rows))
+    for name in sorted(set(gpus.tolist())):
+        constants = fit_transfer([r for r in rows if r.device.name != name])
+        off, here = off_by(rows, constants), gpus[targets] == name
+        new[here] = (off[targets] - off[sources])[here]
+        alone[gpus == name] = from_features(rows, constants)[gpus == name]
+    for name in sorted(set(networks.tolist())):
+        off = off_by(rows, fit_transfer([r for r in rows if r.network != name]))
+        here = networks[targets] == name
+        known[here] = (off[targets] - off[sources])[here]
+    labels, near = (
+        tuple(gpus[targets].tolist()),
+        [reach(rows[j].device, rows[i].device) for i, j in zip(targets, sources, strict=True)],
+    )
+    found = []
+    for case, values, what in (
+        ("measured|new gpu", new, "whole GPUs"),
+        ("measured|known gpu", known, "whole networks"),
+    ):
+        one = Errors(case, values, labels)
+        study.say(f"transfer: one GPU measured, {what} left out", one, near)
+        for kind in sorted(set(near)):
+            study.say(f"  {kind}", one, near, [k == kind for k in near])
+        found += [one, *by_class(one, near)]
+    found.append(Errors("measured", new, labels))
+    features = Errors("features", alone, tuple(gpus.tolist()))
     study.say("transfer: features alone, whole GPUs left out", features)
     study.fitted.append(
         Fitted(
             name="transfer",
-            source=f"mengwanguc/gpemu compute times, {len(rows)} rows of ten networks on six GPUs",
-            method="grid over four physical constants, least mean error over pairs of GPUs; effects of architectures",
-            constants=fit_transfer(rows, names),
-            spreads=spreads([pairs, features]),
-            known={"gpu": tuple(sorted(names))},
+            source=f"mengwanguc/gpemu compute times and lambdal/deeplearning-benchmark, {len(rows)} rows",
+            method="grid over four physical constants, least mean error over pairs of GPUs; effects of GPUs",
+            constants=fit_transfer(rows),
+            spreads=spreads([*found, features]),
+            known={"gpu": frozenset(gpus.tolist())},
         )
     )
     return study
-
-
-def _together(found: list[Errors]) -> tuple[Vector, tuple[str, ...]]:
-    return np.concatenate([one.values for one in found]), tuple(group for one in found for group in one.groups)
 
 
 def node_study(folder: Path) -> Study:

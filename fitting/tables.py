@@ -2,6 +2,7 @@
 
 import os
 from dataclasses import dataclass
+from functools import cache
 from pathlib import Path
 
 import numpy as np
@@ -19,6 +20,7 @@ def data_folder() -> Path:
     return Path(os.environ.get("STALLWISE_DATA", ROOT / "../shared/data"))
 
 
+@cache
 def shipped_catalog() -> Catalog:
     """The catalog without anybody's own tables."""
     return Catalog(ROOT / "fitting")

@@ -1,7 +1,9 @@
-"""A measured step on another GPU: four constants, and how far off it is with whole GPUs left out.
+"""A measured step on another GPU: four constants, effects of GPUs, and how far off it is with whole GPUs left out.
 
-Measurements: forward and backward of ten image networks on six GPUs at many batches, FP32 (mengwanguc/gpemu). Every
-pair of GPUs with the same network and batch is one case: the step on one is known, that on the other is predicted.
+Measurements: forward and backward of ten image networks on six GPUs at many batches, FP32 (mengwanguc/gpemu);
+ResNet-50 and BERT on Lambda's GPUs, FP32 and mixed precision. Every pair of GPUs with the same network and batch,
+precision and software is one case: the step on one is known, that on the other is predicted. Since physics is taken
+on both sides alike, the error of a pair is the difference of two rows' errors.
 """
 
 import csv
@@ -11,15 +13,20 @@ from dataclasses import dataclass
 from pathlib import Path
 
 import numpy as np
+import numpy.typing as npt
 
-from fitting.errors import Errors
-from fitting.power import PER_JOULE
+from fitting.power import per_joule
 from fitting.ridge import Vector
-from fitting.tables import shipped_catalog
+from fitting.tables import measured, shipped_catalog
 from stallwise.model.compute import Device
-from stallwise.model.compute_transfer import StepWork, effect_name, log_ratio, parts
+from stallwise.model.compute_llm import forward_pass
+from stallwise.model.compute_transfer import StepWork, effect_name, log_s, own_effect, parts
 from stallwise.record.devices import device_of
-from stallwise.workload.zoo import image_networks
+from stallwise.record.table_setups import gpu_of, network_setup
+from stallwise.workload.zoo import ImageNetwork, image_networks
+from stallwise.workload.zoo_shapes import LANGUAGE_MODELS
+
+Indices = npt.NDArray[np.int64]
 
 GPUS = {
     "Tesla_K80": "K80",
@@ -34,7 +41,12 @@ NETWORKS = {
     **{name: name for name in ("vgg11", "vgg13", "vgg16", "vgg19")},
     "mobilenet_v2": "mobilenetv2_100",
 }
-_KEPT = 0.8  # of an architecture's own deviation
+BATCHES = (8, 16, 32, 64, 128)
+JOBS = {"resnet50": "resnet50", "bert_base_squad": "bert_base", "bert_large_squad": "bert_large"}
+_ALONE = 1.0  # set-ups that an effect is held back by
+_FULL, _HALF = 4.0, 2.0
+_SQUAD = 384  # words of a question and its text
+_KERNELS_OF_A_BLOCK = 15
 _KERNELS = 3.5  # backward and update over forward
 # Where nothing decides, the first of each is taken.
 GRID = {
@@ -47,71 +59,130 @@ GRID = {
 
 @dataclass(frozen=True)
 class Timed:
-    """One measured step."""
+    """One measured step, or its time and work per sample."""
 
     device: Device
     network: str
-    batch: int
+    same: str
+    """Rows of one set-up on several GPUs."""
     work: StepWork
     log_s: float
 
 
 def timed(folder: Path) -> list[Timed]:
     """Every measured row, without those that the source filled by regression."""
-    catalog, found = shipped_catalog(), []
-    networks = image_networks()
+    return [*_image_steps(folder), *_known_jobs(folder)]
+
+
+def _image_steps(folder: Path) -> list[Timed]:
+    catalog, networks, found = shipped_catalog(), image_networks(), []
     with (folder / "stash/gpemu_compute_times_fp32.csv").open(newline="") as lines:
         for row in csv.DictReader(lines):
-            if row["model"] not in NETWORKS or row["regression_filled"] == "1":
+            batch = int(row["batch_size"])
+            if row["model"] not in NETWORKS or row["regression_filled"] == "1" or batch not in BATCHES:
                 continue
-            network, batch = networks[NETWORKS[row["model"]]], int(row["batch_size"])
             seconds = float(row["forward_s"]) + float(row["backward_incl_loss_and_sgd_step_s"])
-            work = StepWork(
-                flop=6 * network.all_macs * batch,
-                activation_bytes=4 * batch * (network.outputs + network.elements["batch_norm"] / 2),
-                parameters=network.parameters,
-                kernels=_KERNELS * network.kernels,
-            )
+            work = _image_work(networks[NETWORKS[row["model"]]], batch, _FULL)
             device = device_of(catalog.gpu(GPUS[row["gpu"]]), "fp32")
-            found.append(Timed(device, row["model"], batch, work, float(np.log(seconds))))
+            found.append(Timed(device, row["model"], f"{row['model']}|{batch}", work, float(np.log(seconds))))
     return found
 
 
-def pair_errors(rows: Sequence[Timed], constants: dict[str, float], targets: set[str], sources: set[str]) -> Errors:
-    """Truth over prediction of every pair with its target among `targets` and its source among `sources`."""
-    by_setup: dict[tuple[str, int], list[Timed]] = {}
-    for row in rows:
-        by_setup.setdefault((row.network, row.batch), []).append(row)
-    values, groups = [], []
-    for same in by_setup.values():
-        for target in same:
-            for source in same:
-                if target.device.name in targets and source.device.name in sources - {target.device.name}:
-                    predicted = source.log_s + log_ratio(target.work, source.device, target.device, constants)
-                    values.append(target.log_s - predicted)
-                    groups.append(target.device.name)
-    return Errors("transfer", np.array(values), tuple(groups))
+def _image_work(network: ImageNetwork, batch: float, element_bytes: float) -> StepWork:
+    return StepWork(
+        flop=6 * network.all_macs * batch,
+        activation_bytes=element_bytes * batch * (network.outputs + network.elements["batch_norm"] / 2),
+        parameters=network.parameters,
+        kernels=_KERNELS * network.kernels,
+    )
 
 
-def fit_transfer(rows: Sequence[Timed], gpus: set[str]) -> dict[str, float]:
-    """The constants with the least mean error over pairs of these GPUs."""
-    best: tuple[float, dict[str, float]] = (np.inf, {})
-    for chosen in itertools.product(*GRID.values()):
-        constants = {**PER_JOULE, **dict(zip(GRID, chosen, strict=True))}
-        off = float(np.abs(pair_errors(rows, constants, gpus, gpus).values).mean())
-        best = min(best, (off, constants), key=lambda found: found[0])
-    return best[1] | _effects([row for row in rows if row.device.name in gpus], best[1])
+def _known_jobs(folder: Path) -> list[Timed]:
+    """ResNet-50 and BERT on one GPU, seconds and work per sample at the batch each GPU ran."""
+    table, catalog = measured(folder, "lambda_pytorch.csv"), shipped_catalog()
+    found: dict[tuple[Device, str, str], list[tuple[StepWork, float]]] = {}
+    for row, speed in zip(table.rows, table.truth.tolist(), strict=True):
+        batch = row.number_of("batch_per_gpu")
+        if row.name("model") not in JOBS or row.count("n_gpus", 1) > 1 or not batch:
+            continue
+        setup = network_setup(row, gpu_of(row, catalog))
+        key = (setup.device, setup.network, f"{setup.network}|{setup.precision}|{setup.software}")
+        half = _HALF if setup.precision == "amp" else _FULL
+        work = _per_sample(_job_work(setup.network, batch, half), batch)
+        found.setdefault(key, []).append((work, -float(np.log(speed))))
+    return [
+        Timed(*key, work=values[0][0], log_s=float(np.median([log_s for _, log_s in values])))
+        for key, values in found.items()
+    ]
 
 
-def _effects(rows: Sequence[Timed], constants: dict[str, float]) -> dict[str, float]:
-    """How much slower each architecture is than physics says, drawn towards the mean of all."""
-    off = from_features(rows, constants)
-    names = np.array([effect_name(row.device) for row in rows])
-    medians = {name: float(np.median(off[names == name])) for name in sorted(set(names.tolist()))}
-    middle = float(np.mean(list(medians.values())))
-    return {name: _KEPT * (value - middle) for name, value in medians.items()}
+def _job_work(name: str, batch: float, element_bytes: float) -> StepWork:
+    if name == "resnet50":
+        return _image_work(image_networks()["resnet50"], batch, element_bytes)
+    model = LANGUAGE_MODELS[JOBS[name]]
+    work = forward_pass(model, _SQUAD, batch, element_bytes)
+    kept = model.layers * _SQUAD * batch * (7 * model.width + 2 * model.inner + 2 * model.heads * _SQUAD)
+    return StepWork(
+        flop=3 * (work.product_flop + work.attention_flop),
+        activation_bytes=element_bytes * kept,
+        parameters=model.parameters,
+        kernels=_KERNELS * _KERNELS_OF_A_BLOCK * model.layers,
+    )
+
+
+def _per_sample(work: StepWork, batch: float) -> StepWork:
+    return StepWork(
+        flop=work.flop / batch,
+        activation_bytes=work.activation_bytes / batch,
+        parameters=work.parameters / batch,
+        kernels=work.kernels / batch,
+    )
+
+
+def off_by(rows: Sequence[Timed], constants: dict[str, float]) -> Vector:
+    """Truth over prediction by features alone, as logarithms, with the effects of GPUs."""
+    return np.array([row.log_s - log_s(row.work, row.device, constants) for row in rows])
 
 
 def from_features(rows: Sequence[Timed], constants: dict[str, float]) -> Vector:
-    """Truth over the sum of parts, as logarithms: no measurement at all."""
+    """Truth over the sum of parts: no measurement and no effects at all."""
     return np.array([row.log_s - np.log(parts(row.work, row.device, constants).whole_s) for row in rows])
+
+
+def pairs_of(rows: Sequence[Timed]) -> tuple[Indices, Indices]:
+    """Targets and sources: every ordered pair of rows of one set-up on two GPUs."""
+    by_setup: dict[str, list[int]] = {}
+    for i, row in enumerate(rows):
+        by_setup.setdefault(row.same, []).append(i)
+    pairs = [
+        (i, j) for same in by_setup.values() for i in same for j in same if rows[i].device.name != rows[j].device.name
+    ]
+    return np.array([i for i, _ in pairs], dtype=int), np.array([j for _, j in pairs], dtype=int)
+
+
+def fit_transfer(rows: Sequence[Timed]) -> dict[str, float]:
+    """The constants with the least mean error over pairs of these rows, and effects of architectures and GPUs."""
+    targets, sources = pairs_of(rows)
+    listed = per_joule(shipped_catalog())
+    best: tuple[float, dict[str, float]] = (np.inf, {})
+    for chosen in itertools.product(*GRID.values()):
+        constants = {**listed, **dict(zip(GRID, chosen, strict=True))}
+        off = from_features(rows, constants)
+        error = float(np.minimum(1.0, np.abs(off[targets] - off[sources])).mean())
+        best = min(best, (error, constants), key=lambda found: found[0])
+    return best[1] | _effects(rows, best[1])
+
+
+def _effects(rows: Sequence[Timed], constants: dict[str, float]) -> dict[str, float]:
+    """How much slower each architecture, and each GPU, is than physics says: beside others in the same set-ups."""
+    off = from_features(rows, constants)
+    _, where = np.unique([row.same for row in rows], return_inverse=True)
+    off = off - (np.bincount(where, off) / np.bincount(where))[where]
+    found = {}
+    for label in (effect_name, own_effect):
+        names = np.array([label(row.device) for row in rows])
+        for name in sorted(set(names.tolist())):
+            here = names == name
+            networks = len({row.same for row, keep in zip(rows, here, strict=True) if keep})
+            found[name] = float(np.median(off[here]) * networks / (networks + _ALONE))
+    return found

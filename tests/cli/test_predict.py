@@ -2,6 +2,7 @@
 
 import csv
 import json
+import time
 from pathlib import Path
 from typing import Any
 
@@ -81,6 +82,84 @@ def test_truth_and_rivals_are_never_read(ask: Cli, tmp_path: Path, kind: str) ->
     assert answers[0] == answers[1] == answers[2]
 
 
+SHARED = {
+    "lambda_pytorch.csv": ("throughput",),
+    "timm_train_rtx3090.csv": ("samples_per_s", "step_ms"),
+    "timm_infer_cross_gpu.csv": ("samples_per_s", "step_ms"),
+    "gavel_steps_per_s.csv": ("steps_per_s",),
+    "neusight_llm_latency.csv": (
+        "measured_ms", "measured_fwd_ms", "measured_bwd_ms", "neusight_pred_ms", "roofline_pred_ms", "habitat_pred_ms",
+        "li_et_al_pred_ms",
+    ),
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("file", SHARED)
+def test_whole_tables_are_answered_the_same_with_their_truth_shuffled(
+    ask: Cli, tmp_path: Path, shared_data: Path, file: str
+) -> None:
+    with (shared_data / "throughput" / file).open(newline="") as lines:
+        rows = list(csv.DictReader(lines))[:400]
+    others = {column: [row[column] for row in rows][::-1] for column in SHARED[file]}
+    shuffled = [{**row, **{c: values[i] for c, values in others.items()}} for i, row in enumerate(rows)]
+    answers = []
+    for made in (rows, shuffled):
+        with (tmp_path / file).open("w", newline="") as lines:
+            writer = csv.DictWriter(lines, list(made[0]))
+            writer.writeheader()
+            writer.writerows(made)
+        found = _rows(ask, str(tmp_path / file))
+        assert len(found) == len(rows)
+        answers.append([(row["predicted"], row["low"], row["high"]) for row in found])
+    assert answers[0] == answers[1]
+    assert all(0 < low < predicted < high for predicted, low, high in answers[0])
+
+
+def test_thousands_of_rows_take_seconds(ask: Cli, tmp_path: Path) -> None:
+    names = ("resnet50", "vit_base_patch16_224", "my_own_net", "convnext_tiny", "efficientnet_b3")
+    lines = [
+        f"{names[i % 5]},RTX{4090 + 1000 * (i % 2)},amp,nchw,2.9,False,{224 + 32 * (i % 3)},256,,,25.56,4.11,11.11"
+        for i in range(5000)
+    ]
+    path = _written(tmp_path, "\n".join((HEADER, *lines)) + "\n")
+    began = time.monotonic()
+    assert len(_rows(ask, path)) == 5000
+    assert time.monotonic() - began < 20
+
+
+@pytest.mark.parametrize(
+    ("spelled", "meant"),
+    [
+        ("NVIDIA A100-SXM4-80GB", "A100-80GB-SXM"),
+        ("a100_80gb", "A100-80GB-SXM"),
+        ("A100-PCIE-80GB", "A100-80GB-PCIe"),
+        ("NVIDIA H100-SXM5-80GB", "H100-SXM"),
+        ("NVIDIA GeForce RTX 4090", "RTX4090"),
+        ("NVIDIA GeForce RTX 3080 Laptop GPU", "RTX3080-MaxQ"),
+        ("NVIDIA RTX PRO 6000 Blackwell Max-Q Workstation Edition", "RTXPRO6000-MaxQ"),
+        ("RTX PRO 6000 Blackwell Workstation Edition", "RTXPRO6000-WS"),
+        ("RTX 5000 Ada Generation", "RTX5000Ada"),
+        ("AMD Instinct MI210", "MI210"),
+        ("NVIDIA T4 16GB", "T4"),
+        ("Tesla P4", "P4"),
+        ("H800", "H800-SXM"),
+    ],
+)
+def test_gpus_in_any_spelling(ask: Cli, tmp_path: Path, spelled: str, meant: str) -> None:
+    text = "model,seqlen,batch,mode,gpu\n" + "".join(f"bert_large,512,8,train,{g}\n" for g in (spelled, meant))
+    one, other = _rows(ask, _written(tmp_path, text))
+    assert one["gpu"] == spelled
+    assert one["predicted"] == other["predicted"]
+
+
+@pytest.mark.parametrize("name", ["H100-96GB", "Gaudi2", "RX 7900 XTX", "A100 SXM 48GB"])
+def test_what_is_no_gpu_of_the_catalog_is_not_guessed(ask: Cli, tmp_path: Path, name: str) -> None:
+    text = f"model,seqlen,batch,mode,gpu\nbert_large,512,8,train,T4\nbert_large,512,8,train,{name}\n"
+    said = _no(ask, "--table", _written(tmp_path, text))
+    assert f"Row 2: No GPU is called '{name}'." in said
+    assert "Did you mean" in said or "stallwise catalog gpus" in said
+
+
 def test_cells_come_back_as_they_were(ask: Cli, tmp_path: Path) -> None:
     row = _rows(ask, _written(tmp_path, TABLES["lambda"]))[0]
     assert row["config"] == "4x RTX A5500"
@@ -112,6 +191,20 @@ def test_a_latency_may_be_given_as_one_or_as_a_speed(ask: Cli, tmp_path: Path) -
     )
     values = [row["predicted"] for row in _rows(ask, _written(tmp_path, text))]
     assert values[1:] == [pytest.approx(values[0], rel=1e-3)] * 2
+
+
+@pytest.mark.parametrize(
+    ("header", "row", "name", "spelled"),
+    [
+        ("gpu,n_gpus,precision,model", "T4,1,amp,{}", "bert_large_squad", "BERT-Large SQuAD"),
+        ("gpu,placement,model,n_gpus", "V100,spread,{},2", "ResNet-18", "resnet18"),
+        ("model,seqlen,batch,gpu", "{},512,8,T4", "gpt3_27", "GPT3-2.7B"),
+    ],
+)
+def test_models_in_any_spelling(ask: Cli, tmp_path: Path, header: str, row: str, name: str, spelled: str) -> None:
+    one, other = _rows(ask, _written(tmp_path, f"{header}\n{row.format(name)}\n{row.format(spelled)}\n"))
+    assert other["model"] == spelled
+    assert one["predicted"] == other["predicted"]
 
 
 def test_a_network_nobody_measured_needs_a_reference(ask: Cli, tmp_path: Path) -> None:
@@ -154,6 +247,14 @@ def test_bad_cells_are_named_with_their_row(ask: Cli, tmp_path: Path, change: tu
         ("gpu,placement,model\nK80,heaped,LM\n", "Row 1: placement 'heaped' is not known"),
         ("gpu,placement,model,n_gpus\nK80,packed,LM,1.5\n", "Row 1: column n_gpus holds 1.5, expected a whole number"),
         ("gpu,n_gpus,precision,model\n,1,amp,ssd\n", "Row 1: column gpu is blank"),
+        (
+            "gpu,n_gpus,precision,model\nT4,1,amp,resnet5\n",
+            "Row 1: nothing is known of a job called 'resnet5'. Did you",
+        ),
+        ("gpu,gpu,n_gpus,precision,model\nT4,T4,1,amp,ssd\n", "row 0 (the header): column gpu is there twice"),
+        ("gpu,n_gpus,precision,model\nT4,-1,amp,ssd\n", "Row 1: column n_gpus holds -1, expected 1 to"),
+        ("gpu,n_gpus,precision\nT4,1,amp\n", "row 0 (the header): column model is missing"),
+        ("model,seqlen,batch,gpu\nbert_large,512,8,T4\nbert_large,,8,T4\n", "Row 2: column seqlen is blank"),
         (
             "gpu,n_gpus,precision,model,ref_gpu,ref_throughput\nH100,1,amp,ssd,A100,0.0001\n",
             "Row 1: ref_throughput 0.0001 is",

@@ -8,7 +8,7 @@ import pytest
 
 from fitting.crossval import left_out, reference_pairs
 from fitting.errors import Errors, coverage, spreads
-from fitting.ridge import design, folds, robust
+from fitting.ridge import STRENGTHS, design, folds, robust, selected
 from fitting.studies import STUDIES
 from fitting.tables import measured, shipped_catalog
 from stallwise.hardware.fitted import load_fitted
@@ -57,6 +57,55 @@ def test_ridge_finds_what_was_put_in_and_shrugs_off_a_broken_row() -> None:
         assert beta[name] == pytest.approx(value, abs=0.05), name
 
 
+def test_penalties_are_chosen_by_groups_left_out() -> None:
+    """What tells single groups apart is noise here, so much of it must be held back; what they share is not."""
+    rng = np.random.default_rng(3)
+    names = [f"g{i % 12}" for i in range(240)]
+    noise = dict(zip(sorted(set(names)), rng.normal(0, 0.5, 12), strict=True))
+    rows = [{"shared": float(x), f"gpu={n}×x": float(x)} for x, n in zip(rng.normal(size=240), names, strict=True)]
+    truth = np.array([2 * row["shared"] + noise[n] for row, n in zip(rows, names, strict=True)])
+    found = design(rows, lambda _: 1.0)
+    chosen = selected(found, truth, names, lambda name: name.startswith("gpu="), scale=1.0)
+    ratios = dict(zip(found.names, chosen / found.penalties, strict=True))
+    assert len({round(value, 6) for name, value in ratios.items() if name != "shared"}) == 1
+    assert all(min(STRENGTHS) ** 2 <= value <= max(STRENGTHS) ** 2 for value in ratios.values())
+    again = selected(found, truth, names, lambda name: name.startswith("gpu="), scale=1.0)
+    assert again.tolist() == chosen.tolist()
+
+
+def test_the_choice_sees_only_rows_it_is_given() -> None:
+    """A fit that is judged on held rows chooses its penalties without them: whatever they hold changes nothing."""
+    rng = np.random.default_rng(4)
+    groups = [f"g{i % 6}" for i in range(120)]
+    rows = [{"1": 1.0, "x": float(x), f"gpu={g}": 1.0} for x, g in zip(rng.normal(size=120), groups, strict=True)]
+    truth = np.array([row["x"] for row in rows]) + rng.normal(0, 0.3, 120)
+
+    def learn(chosen: list[dict[str, float]], values: np.ndarray) -> object:
+        found = design(chosen, lambda _: 1.0)
+        labels = [next(name for name in row if name.startswith("gpu=")) for row in chosen]
+        penalties = selected(found, values, labels, lambda name: "gpu=" in name, scale=0.3)
+        beta = dict(zip(found.names, robust(found.values, values, penalties), strict=True))
+        return lambda wanted: np.array([sum(beta.get(k, 0.0) * v for k, v in row.items()) for row in wanted])
+
+    held = np.array([g == "g0" for g in groups])
+    once = left_out(rows, truth, groups, 99, learn)  # type: ignore[arg-type]
+    twice = left_out(rows, np.where(held, 1e3, truth), groups, 99, learn)  # type: ignore[arg-type]
+    assert twice[held].tolist() == once[held].tolist()
+
+
+def test_a_class_with_few_groups_falls_back_on_all() -> None:
+    rng = np.random.default_rng(5)
+    groups = tuple(f"g{i // 2 % 20}" for i in range(2000))
+    kinds = ["wide" if i % 2 else "narrow" for i in range(2000)]
+    values = rng.normal(0, 0.1, 2000) * np.where(np.array(kinds) == "wide", 3.0, 1.0)
+    apart = coverage(Errors("", values, groups), kinds, [kind == "narrow" for kind in kinds])
+    together = coverage(Errors("", values, groups), None, [kind == "narrow" for kind in kinds])
+    assert 0.77 < apart.covered < 0.83 < together.covered
+    assert apart.width < together.width
+    rare = ["rare" if g == "g0" else "usual" for g in groups]
+    assert coverage(Errors("", values, groups), rare, [kind == "rare" for kind in rare]).width > apart.width
+
+
 def test_intervals_are_judged_by_other_groups() -> None:
     rng = np.random.default_rng(1)
     groups = tuple(f"g{i % 20}" for i in range(2000))
@@ -76,9 +125,11 @@ def test_a_reference_that_shares_the_error_removes_it() -> None:
 
 
 def test_few_rows_have_no_spread_of_their_own() -> None:
-    many = Errors("many", np.linspace(-0.1, 0.1, 50), ("g",) * 50)
+    groups = tuple(f"g{i % 5}" for i in range(50))
+    many = Errors("many", np.linspace(-0.1, 0.1, 50), groups)
     few = Errors("few", np.array([0.1]), ("g",))
-    assert set(spreads([many, few])) == {"many", ""}
+    one_group = Errors("one group", np.linspace(-0.1, 0.1, 50), ("g",) * 50)
+    assert set(spreads([many, few, one_group])) == {"many", ""}
 
 
 @pytest.mark.parametrize("file", FITTED_WITHIN)

@@ -7,7 +7,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from stallwise.model.conformal import Spread, choose, joined, spread_of
+from stallwise.model.conformal import USUAL_SHIFT, Spread, choose, joined, spread_of
 
 
 @pytest.mark.parametrize("count", [30, 100, 1000])
@@ -26,10 +26,31 @@ def test_few_errors_give_their_extremes() -> None:
 
 
 def test_a_group_with_many_rows_does_not_speak_for_all() -> None:
-    errors = [0.0] * 1000 + [1.0] * 10
-    groups = ["many"] * 1000 + ["few"] * 10
+    errors = [0.0] * 1000 + [1.0] * 90
+    groups = ["many"] * 1000 + [f"few {i % 9}" for i in range(90)]
     assert spread_of(errors).high == 0.0
     assert spread_of(errors, groups).high == 1.0
+
+
+@pytest.mark.parametrize("count", [2, 3, 6, 9])
+def test_few_groups_cover_a_row_of_another(count: int) -> None:
+    """Groups that differ by as much as whole GPUs usually do, rows of one by less."""
+    rng = random.Random(count)
+    covered = []
+    for _ in range(150):
+        shifts = {str(g): rng.gauss(0, USUAL_SHIFT) for g in range(count + 1)}
+        labels = [str(g) for g in range(count) for _ in range(20)]
+        spread = spread_of([shifts[label] + rng.gauss(0, 0.05) for label in labels], labels)
+        covered += [spread.low <= shifts[str(count)] + rng.gauss(0, 0.05) <= spread.high for _ in range(10)]
+    assert 0.75 <= sum(covered) / len(covered) <= 0.93
+
+
+def test_few_groups_far_apart_are_wider_than_few_alike() -> None:
+    labels = [str(i % 3) for i in range(30)]
+    alike = spread_of([0.01 * (i % 2) for i in range(30)], labels)
+    apart = spread_of([0.5 * (i % 3 - 1) for i in range(30)], labels)
+    assert apart.high > 2 * alike.high
+    assert apart.low < 2 * alike.low
 
 
 @given(st.lists(st.floats(-1, 1), min_size=1, max_size=50), st.floats(0.1, 10))

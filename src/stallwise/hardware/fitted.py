@@ -25,7 +25,7 @@ class Fitted(msgspec.Struct, frozen=True, kw_only=True):
     """Of the linear correction, by feature."""
     spreads: dict[str, tuple[float, float, int]] = {}
     """By case: quantiles of log(truth / prediction) on rows not fitted that hold 80 %, and the number of rows."""
-    known: dict[str, tuple[str, ...]] = {}
+    known: dict[str, frozenset[str]] = {}
     """Names that were in the measurements: `gpu`, `network` …"""
     units: dict[str, str] = {}
 
@@ -51,7 +51,7 @@ def encode_fitted(fitted: Fitted) -> bytes:
         coefficients={k: {n: _short(v) for n, v in found.items()} for k, found in fitted.coefficients.items()},
         spreads={k: (_short(low), _short(high), n) for k, (low, high, n) in sorted(fitted.spreads.items())},
     )
-    return msgspec.json.format(msgspec.json.encode(rounded), indent=1) + b"\n"
+    return msgspec.json.format(msgspec.json.encode(rounded, order="deterministic"), indent=1) + b"\n"
 
 
 _NOTHING = 1e-3
@@ -67,4 +67,4 @@ def _place(value: float) -> float:
 
 def known(fitted: Fitted, kind: str) -> frozenset[str]:
     """The names of that kind in the measurements."""
-    return frozenset(fitted.known.get(kind, ()))
+    return fitted.known.get(kind, frozenset())

@@ -8,7 +8,7 @@ R is the peak of the units that do the work (matrix units where the precision ha
 by power: a card with little power for its peak never reaches it (an L4 attains 0.29 of its FP32 peak in large matrix
 products, a T4 0.49, a V100 0.96; NeuSight's kernel measurements). The two bounds meet smoothly,
 
-    R = ((f · peak)^-4 + (e · TDP)^-4)^(-1/4)
+    R = ((f · peak)^-8 + (e · TDP)^-8)^(-1/8)
 
 with f the best fraction of peak attained on the GPU's class and e the work per joule of its generation. The c_k are
 fitted on public measurements; c_k = 1 would be perfect. What the sum misses is left to a small linear correction of
@@ -22,7 +22,7 @@ from typing import Literal
 
 Precision = Literal["amp", "fp32", "tf32", "fp16", "bf16"]
 
-_MEET = 4.0  # how sharply the two bounds meet
+_MEET = 8.0  # how sharply the two bounds meet
 
 # What a GPU of unknown power is taken to have, per byte/s of memory bandwidth and flop/s of FP32.
 _USUAL_TDP_W = 250.0

@@ -1,7 +1,11 @@
 """The jobs of a shared cluster (Gavel's tables): batches per second by GPU, batch, number of GPUs and placement.
 
 Offset: a roofline of totals with what the kernels take to start. Correction: job, GPU and software around it; for
-several GPUs what a doubling does when they are packed on few machines or spread over many.
+several GPUs the exchange of gradients at a rate by GPU and placement, packed on few machines or spread over many,
+
+    log efficiency = -log(1 + r^q)/q + correction,   r = 2 (n - 1)/n · gradient bytes / rate / step
+
+and what a doubling does beyond that. Spread over a cloud's machines the fitted rates are those of its network.
 """
 
 import math
@@ -50,8 +54,13 @@ def log_step_s(setup: ClusterJobSetup) -> float:
 
 def log_speed(setup: ClusterJobSetup, weights: Mapping[str, float]) -> float:
     """Logarithm of the batches per second of all GPUs together."""
-    one = log_offset(setup) + correction(weights, features(setup))
-    return one + log_efficiency(setup, weights)
+    one = log_one(setup, weights)
+    return one + math.log(setup.gpus) + log_efficiency(setup, weights, one)
+
+
+def log_one(setup: ClusterJobSetup, weights: Mapping[str, float]) -> float:
+    """Logarithm of the batches per second of one GPU: physics and the correction."""
+    return -log_step_s(setup) + correction(weights, features(setup))
 
 
 def log_offset(setup: ClusterJobSetup) -> float:
@@ -59,9 +68,30 @@ def log_offset(setup: ClusterJobSetup) -> float:
     return math.log(setup.gpus) - log_step_s(setup)
 
 
-def log_efficiency(setup: ClusterJobSetup, weights: Mapping[str, float]) -> float:
-    """Logarithm of what is left of n times one GPU."""
-    return 0.0 if setup.gpus == 1 else min(_BEST, correction(weights, several_features(setup)))
+def log_efficiency(setup: ClusterJobSetup, weights: Mapping[str, float], one: float | None = None) -> float:
+    """Logarithm of what is left of n times one GPU; `one` is the logarithm of its batches per second, if measured."""
+    if setup.gpus == 1:
+        return 0.0
+    speed = log_one(setup, weights) if one is None else one
+    return min(_BEST, log_exchange(setup, weights, speed) + correction(weights, several_features(setup)))
+
+
+def exchange_s(setup: ClusterJobSetup) -> float | None:
+    """Seconds in which 1 byte/s would carry a step's gradients around a ring; None where their size is not known."""
+    if setup.totals is None:
+        return None
+    return 2 * (1 - 1 / setup.gpus) * _BYTES * setup.totals.parameters
+
+
+def log_exchange(setup: ClusterJobSetup, weights: Mapping[str, float], one: float) -> float:
+    """What the exchange leaves, by physics; nothing is lost where its size is not known."""
+    usual = weights.get(f"rate:{setup.placement}")
+    rate = weights.get(f"rate:{setup.placement}|{setup.device.name}", usual)
+    seconds = exchange_s(setup)
+    if rate is None or seconds is None:
+        return 0.0
+    ratio = seconds / rate * math.exp(one)
+    return -math.log1p(ratio ** weights["hidden"]) / weights["hidden"]
 
 
 def _larger(setup: ClusterJobSetup) -> float:
@@ -83,16 +113,8 @@ def features(setup: ClusterJobSetup) -> Features:
 
 
 def several_features(setup: ClusterJobSetup) -> Features:
-    """Several GPUs: doublings, batch, and how much there is to exchange for a second of compute."""
-    doublings, larger = math.log2(setup.gpus), _larger(setup)
-    parameters = setup.totals.parameters if setup.totals else 25e6
-    values = {
-        "several:doublings": doublings,
-        "several:any": 1.0,
-        "several:exchange": (math.log(_BYTES * parameters / 1e9) - log_step_s(setup)) / 2,
-        "several:larger": larger / 2,
-        "several:doublings and larger": doublings * larger / 2,
-    }
+    """Several GPUs: doublings beyond what the exchange explains."""
+    values = {"several:doublings": math.log2(setup.gpus), "several:any": 1.0, "several:larger": _larger(setup) / 2}
     job, gpu, placement = setup.job, setup.device.name, setup.placement
     labels = (
         f"placement={placement}",

@@ -3,9 +3,11 @@
     forward = (products / R + attention / R + bytes / bandwidth) + start-ups
 
 R is what the GPU attains in large matrix products (measured where its kernels were, else peak and power), less in
-narrow blocks. Bytes are those of softmax, elementwise operators and the vocabulary. A training step is forward and
-backward, about 3.3 times a forward pass. Several GPUs (`option`): data parallel adds an all-reduce of the
-gradients, tensor parallel four of the activations per block, pipeline parallel its bubble.
+narrow blocks. Bytes are those of softmax, elementwise operators and the vocabulary. In training, dropout reads and
+writes attention and hidden states once more (8 bytes and a mask per element: a training forward pass of BERT takes 16 %
+longer than a plain one on a V100), and backward takes nearly twice the forward pass. Several GPUs (`option`): data
+parallel adds an all-reduce of the gradients, tensor parallel four of the activations per block, pipeline parallel its
+bubble.
 """
 
 import math
@@ -43,6 +45,8 @@ class Pass:
     softmax_bytes: float
     elementwise_bytes: float
     vocabulary_bytes: float
+    dropout_bytes: float
+    """In training alone."""
     blocks: int
 
 
@@ -54,12 +58,15 @@ def forward_pass(model: LanguageModel, sequence: int, batch: float, element_byte
     attentions = blocks + model.decoder_layers
     macs = blocks * block * tokens + model.decoder_layers * 4 * model.width**2 * tokens
     words = tokens * model.vocabulary if model.predicts_words else 0.0
+    scores = attentions * model.heads * sequence * tokens
+    dropped = (scores if model.drops_attention else 0.0) + 2 * blocks * tokens * model.width
     return Pass(
         product_flop=2 * (macs + words * model.width),
         attention_flop=2 * attentions * 2 * sequence * model.width * tokens,
-        softmax_bytes=element_bytes * attentions * model.heads * sequence * tokens,
+        softmax_bytes=element_bytes * scores,
         elementwise_bytes=element_bytes * blocks * tokens * (10 * model.width + 3 * model.inner),
         vocabulary_bytes=element_bytes * words,
+        dropout_bytes=(2 * element_bytes + 1) * dropped,
         blocks=blocks,
     )
 
@@ -110,6 +117,7 @@ def _forward_s(setup: LlmSetup, batch: float, constants: Mapping[str, float], *,
     soft = constants["softmax"] * work.softmax_bytes * (constants["fused_softmax"] if fused else 1.0)
     wise = constants["elementwise"] * work.elementwise_bytes * (constants["fused_elementwise"] if fused else 1.0)
     moved = soft + wise + constants["vocabulary"] * work.vocabulary_bytes
+    moved += work.dropout_bytes if setup.training else 0.0
     experts = constants["experts"] if setup.model.experts > 1 else 1.0
     moved_s = moved / (_STREAM * setup.device.memory_bytes_per_s)
     return experts * (compute_s + moved_s) + constants["start_s"] * work.blocks

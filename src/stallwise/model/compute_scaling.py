@@ -1,10 +1,12 @@
 """One kind of GPU, several of them: what of n times one GPU is left.
 
-    log efficiency = log₂(n) · (what links, job and software make of a doubling) + (what the first step does)
+    log efficiency = -log(1 + r^q)/q + log₂(n) · (by link, job and software) + (the first)
 
-Links are told apart by kind (NVLink through a switch or mesh, a bridge between pairs, PCIe with and without peer
-access) and by how much there is to exchange: gradient bytes per second of compute over the bytes per second of
-the link. Never above 1.02: a second GPU adds no speed of its own.
+r is the exchange over the compute of a step: a ring all-reduce sends 2 (n - 1)/n of the gradients at ρ times the link's
+rate, less where more GPUs share a bus, (n/2)^γ; q says how far it hides behind backward (1: not at all). ρ by kind of
+link (NVLink through a switch or mesh, a bridge between pairs, PCIe with and without peer access), q and γ are fitted.
+The correction, linear in doublings, holds what exchange does not explain. Never above 1.02: a second GPU adds no
+speed of its own.
 """
 
 import math
@@ -30,6 +32,19 @@ PARAMETERS_M = {
     "transformerxllarge": 257.0,
     "waveglow": 88.0,
 }
+
+# What the throughput counts, per sample of the batch: words of a sentence pair, frames of a sentence, samples of a
+# clip, words of a segment (the defaults of NVIDIA's reference scripts).
+UNITS_PER_SAMPLE = {
+    "gnmt": 50.0,
+    "tacotron2": 570.0,
+    "waveglow": 8000.0,
+    "transformerxlbase": 192.0,
+    "transformerxllarge": 384.0,
+}
+_GRADIENT_BYTES = 4.0
+_GIB = 2.0**30
+_HIGH = math.log(0.9)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -59,24 +74,52 @@ def link_kind(setup: ScalingSetup) -> str:
     return "shared pcie" if device.consumer else "pcie"
 
 
-def exchange_ratio(setup: ScalingSetup) -> float | None:
-    """Seconds of exchange over seconds of compute in a step of two GPUs; None where the step is not known."""
+def exchange_ratio(setup: ScalingSetup, weights: Mapping[str, float]) -> float | None:
+    """Seconds in which the link would carry the gradients once, over seconds of compute; None where not known.
+
+    Without a batch, the usual one of the job for the GPU's memory (`usual_batch:JOB`, samples per GiB).
+    """
     parameters = PARAMETERS_M.get(setup.network)
-    if parameters is None or not setup.samples_per_s or not setup.batch:
+    usual = weights.get(f"usual_batch:{setup.network}|{setup.precision}")
+    batch = setup.batch or (usual * setup.device.memory_bytes / _GIB if usual else None)
+    if parameters is None or not setup.samples_per_s or not batch:
         return None
     rate = setup.device.link_bytes_per_s if link_kind(setup) == "nvlink" else setup.device.host_bytes_per_s
-    return 4e6 * parameters / max(rate, 1e9) * setup.samples_per_s / setup.batch
+    steps_per_s = setup.samples_per_s / batch / UNITS_PER_SAMPLE.get(setup.network, 1.0)
+    return _GRADIENT_BYTES * 1e6 * parameters / max(rate, 1e9) * steps_per_s
 
 
 def log_efficiency(setup: ScalingSetup, weights: Mapping[str, float]) -> float:
     """Logarithm of the speed over n times that of one GPU."""
-    return 0.0 if setup.gpus == 1 else min(BEST, correction(weights, features(setup)))
+    if setup.gpus == 1:
+        return 0.0
+    return min(BEST, log_exchange(setup, weights) + correction(weights, features(setup, weights)))
 
 
-def features(setup: ScalingSetup) -> Features:
-    """Doublings, by link, job, software and GPU."""
+def level(log_efficiency: float) -> str:
+    """What is expected: `high`, where n GPUs are nearly n times one, or `low`, which is known less well."""
+    return "high" if log_efficiency > _HIGH else "low"
+
+
+def scaling_class(setup: ScalingSetup, log_efficiency: float) -> str:
+    """Set-ups that are known alike: by link, and by what is expected of them."""
+    return f"{link_kind(setup)}|{level(log_efficiency)}"
+
+
+def log_exchange(setup: ScalingSetup, weights: Mapping[str, float]) -> float:
+    """What the exchange leaves, by physics; nothing is lost where the step is not known."""
+    ratio, kind = exchange_ratio(setup, weights), link_kind(setup)
+    if ratio is None or f"rate:{kind}" not in weights:
+        return 0.0
+    shared = (setup.gpus / 2) ** (weights["shared"] if kind != "nvlink" else 0.0)
+    found = ratio * 2 * (1 - 1 / setup.gpus) * shared / weights[f"rate:{kind}"]
+    return -math.log1p(found ** weights["hidden"]) / weights["hidden"]
+
+
+def features(setup: ScalingSetup, weights: Mapping[str, float]) -> Features:
+    """Doublings, by link, job, software and GPU; `weights` holds the usual batches."""
     doublings = math.log2(setup.gpus)
-    ratio = exchange_ratio(setup)
+    ratio = exchange_ratio(setup, weights)
     values = {
         "doublings": doublings,
         "several": 1.0,

@@ -15,6 +15,7 @@ from dataclasses import dataclass
 from stallwise.model.compute import Device, bounded_step_s, matrix_rate
 
 _BEST = 0.95  # of the peak; nothing in the measurements attains more
+_LIKE_YEARS = 4
 _PASSES_OVER_ACTIVATIONS = 3.0  # written, read for backward, gradients written and read
 
 
@@ -66,14 +67,34 @@ def transferred_s(
 
 def log_ratio(work: StepWork, source: Device, target: Device, constants: Mapping[str, float]) -> float:
     """Logarithm of the time on `target` over that on `source`, without the bound."""
-    return _log_s(work, target, constants) - _log_s(work, source, constants)
+    return log_s(work, target, constants) - log_s(work, source, constants)
 
 
-def _log_s(work: StepWork, device: Device, constants: Mapping[str, float]) -> float:
-    """Physics, and how much slower the architecture was found to be than it says."""
-    return math.log(parts(work, device, constants).whole_s) + constants.get(effect_name(device), 0.0)
+def reach(source: Device, target: Device) -> str:
+    """How far a step is taken: `near` between GPUs of like years and like units, else `far`."""
+    years = abs((source.year or target.year or 0) - (target.year or source.year or 0))
+    return "near" if years <= _LIKE_YEARS and source.has_matrix_units == target.has_matrix_units else "far"
+
+
+def log_s(work: StepWork, device: Device, constants: Mapping[str, float]) -> float:
+    """Logarithm of the seconds of a step: physics and the effect of the GPU."""
+    return math.log(parts(work, device, constants).whole_s) + effect(device, constants)
+
+
+def effect(device: Device, constants: Mapping[str, float]) -> float:
+    """How much slower (a logarithm) the GPU, or else its architecture, was found to be than physics says."""
+    return constants.get(own_effect(device), constants.get(effect_name(device), 0.0))
 
 
 def effect_name(device: Device) -> str:
     """The constant of an architecture, of its matrix units apart from its vector units."""
-    return f"effect:{'matrix' if device.has_matrix_units else 'vector'}:{device.architecture}"
+    return f"effect:{_units(device)}:{device.architecture}"
+
+
+def own_effect(device: Device) -> str:
+    """The constant of a single GPU, likewise."""
+    return f"gpu:{_units(device)}:{device.name}"
+
+
+def _units(device: Device) -> str:
+    return "matrix" if device.has_matrix_units else "vector"

@@ -1,14 +1,57 @@
 """From what the catalog lists of a GPU to the device that a model of compute takes."""
 
+import re
+from functools import cache
+
 from stallwise.errors import InputError
+from stallwise.hardware.catalog import Catalog
 from stallwise.hardware.gpu import Gpu
 from stallwise.model.compute import Device
+from stallwise.units import GIB
 
 _CONSUMER = ("RTX2", "RTX3", "RTX4", "RTX5", "GTX", "TITAN")
 _WORKSTATION = ("RTX2000Ada", "RTX3500Ada", "RTX4000Ada", "RTX4500Ada", "RTX5000Ada")
 _LAPTOP = ("MaxQ", "Laptop", "QuadroT", "QuadroRTX3000", "RTXA3000", "RTX3500Ada")
+_LARGE_DIES = ("8.0", "10.0")  # of Ampere and Blackwell
 # Before their fourth generation AMD's matrix units take FP32 at twice the vector rate.
 _MATRIX_FP32 = {"CDNA": 2.0, "CDNA 2": 2.0}
+
+# Words that vendors, drivers and shops add.
+_NOISE = re.compile(
+    r"\b(NVIDIA|AMD|INSTINCT|RADEON|TESLA|GEFORCE|GPU|GENERATION|BLACKWELL|SERVER|EDITION|CORPORATION|TENSOR|CORE)\b|"
+    r"\bHBM\d?E?\b"
+)
+_FORM = re.compile(r"(?:SXM|PCIE|NVL)\d?")
+_MEMORY = re.compile(r"(\d+)\s*GI?B")
+
+
+def find_gpu(name: str, catalog: Catalog) -> Gpu | None:
+    """The GPU that any spelling means: `NVIDIA H100-SXM5-80GB`, `a100 pcie 80gb`; None where none of the catalog does.
+
+    Base name, form and memory are told apart; what a name leaves open is taken as the catalog lists it first.
+    """
+    base, form, memory = _parts(name)
+    for gpu in catalog.gpus.values():
+        its_base, its_form, its_memory = _parts(gpu.name)
+        if base and base == its_base and form in ("", its_form) and memory in (0, its_memory or _gib(gpu)):
+            return gpu
+    return catalog.gpu_of_label(base) if base and not form and not memory else None
+
+
+@cache
+def _parts(name: str) -> tuple[str, str, int]:
+    """`NVIDIA A100-SXM4-80GB` is (`A100`, `SXM`, 80)."""
+    upper = re.sub(r"[-_/(),.]+", " ", name.upper())
+    upper = upper.replace("MAX Q", "MAXQ")
+    upper = upper.replace("WORKSTATION", "" if "MAXQ" in upper else "WS")
+    text = _NOISE.sub(" ", upper)
+    memory, form = _MEMORY.search(text), _FORM.search(text)
+    base = _FORM.sub(" ", _MEMORY.sub(" ", text))
+    return re.sub(r"\s+", "", base), form[0].rstrip("0123456789") if form else "", int(memory[1]) if memory else 0
+
+
+def _gib(gpu: Gpu) -> int:
+    return round(gpu.memory_bytes / GIB)
 
 
 def device_of(gpu: Gpu, precision: str) -> Device:
@@ -19,7 +62,7 @@ def device_of(gpu: Gpu, precision: str) -> Device:
         )
     return Device(
         name=gpu.name,
-        architecture=f"{gpu.architecture or ''}{' 8.0' if gpu.compute_capability == '8.0' else ''}",
+        architecture=architecture_of(gpu),
         matrix_flop_per_s=_matrix_flop_per_s(gpu, precision, gpu.fp32_flop_per_s),
         vector_flop_per_s=gpu.fp32_flop_per_s,
         memory_bytes_per_s=gpu.memory_bytes_per_s,
@@ -33,6 +76,12 @@ def device_of(gpu: Gpu, precision: str) -> Device:
         bridge=gpu.nvlink_bridge_gpus is not None,
         host_bytes_per_s=(gpu.host_link.bytes_per_s if gpu.host_link else None) or 16e9,
     )
+
+
+def architecture_of(gpu: Gpu) -> str:
+    """The generation; the large dies of Ampere and Blackwell apart from those that also draw pictures."""
+    apart = f" {gpu.compute_capability}" if gpu.compute_capability in _LARGE_DIES else ""
+    return f"{gpu.architecture or ''}{apart}"
 
 
 def _matrix_flop_per_s(gpu: Gpu, precision: str, fp32: float) -> float:

@@ -9,10 +9,11 @@ from dataclasses import dataclass, replace
 
 from stallwise.errors import InputError
 from stallwise.hardware.catalog import Catalog
-from stallwise.hardware.fitted import Fitted, load_fitted
+from stallwise.hardware.fitted import Fitted, known, load_fitted
 from stallwise.hardware.gpu import Gpu
-from stallwise.model.compute_transfer import StepWork, parts, transferred_s
-from stallwise.model.conformal import Spread
+from stallwise.model.compute import Device
+from stallwise.model.compute_transfer import StepWork, parts, reach, transferred_s
+from stallwise.model.conformal import Spread, choose
 from stallwise.model.epoch import Plan, Step, Whole, whole
 from stallwise.model.memory import STATE_BYTES, Footprint, Need, fewest_shards, largest_batch, need, usable_bytes
 from stallwise.model.stalls import Share
@@ -28,6 +29,7 @@ from stallwise.run.reader import Run
 # Operators of a layer, forward, backward and update; a rough count where the run has none.
 _KERNELS_PER_LAYER = 10.0
 _HALVES = ("fp16", "bf16")
+_AGAIN = "Profile the job again without --light."
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -87,7 +89,7 @@ def predict_run(run: Run, wanted: Wanted, catalog: Catalog) -> Prediction:
     if model is None or not model.flops_per_step:
         raise InputError(
             f"The run at {run.path} counted no FLOPs, which compute on another GPU is predicted from. "
-            "Profile the job again without --light."
+            + ("Record the trace with record_shapes=True." if manifest.job.launcher == "trace" else _AGAIN)
         )
     measured_s = profile_of(run).split.compute.s
     source = _source(manifest, catalog)
@@ -160,10 +162,18 @@ def _compute(
     else:
         here = device_of(source, _kind(_precision(model, source)))
         seconds = transferred_s(measured_s, work, here, target, fitted.constants)
-        spread = Spread(*fitted.spreads["measured"])
+        spread = _spread(here, target, fitted)
         said = f"Compute is scaled from {source.name} by arithmetic, memory and starting of kernels, each by its limit."
     low, high = spread.around(seconds)
     return Share(seconds, low, high), said
+
+
+def _spread(source: Device, target: Device, fitted: Fitted) -> Spread:
+    """How well a step is taken from one GPU to the other: both measured by others or not, alike or not."""
+    seen = {source.name, target.name} <= known(fitted, "gpu")
+    case = f"measured|{'known' if seen else 'new'} gpu"
+    spreads = {key: Spread(*found) for key, found in fitted.spreads.items()}
+    return choose(spreads, f"{case}|{reach(source, target)}", case, "measured", "")
 
 
 def _kind(precision: str) -> str:

@@ -6,20 +6,24 @@ moved by a part of how far the model is off there:
     log value = log model(GPU) + w · (log reference - log model(reference GPU))
 
 w is near 1 for a network nobody measured and smaller for known ones, whose errors are those of the other GPU as much as
-the network's.
+the network's. One GPU measured stands for several of its kind: then only what is left of n times one is predicted.
+
+The interval is that of the case a row is in: its GPU known or new, its network likewise, one GPU or several (expected
+to scale well or not), with a reference or without. Cases of which too little was seen fall back on a wider one.
 """
 
 import math
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Collection, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 
+from stallwise.errors import InputError, nearest_names
 from stallwise.hardware.catalog import Catalog, load_catalog
 from stallwise.hardware.fitted import Fitted, known, load_fitted
 from stallwise.hardware.gpu import Gpu
 from stallwise.model import compute_cluster_job, compute_image, compute_llm, compute_network, compute_scaling
 from stallwise.model.compute_image import ImageSetup
-from stallwise.model.conformal import Spread, choose
+from stallwise.model.conformal import Spread
 from stallwise.record.table_rows import Format, TableRow, read_table
 from stallwise.record.table_setups import (
     cluster_job_setup,
@@ -77,35 +81,53 @@ def forecast_rows(found: Format, rows: Sequence[TableRow], catalog: Catalog) -> 
     return [_forecast(row, catalog, fitted, model, found.name) for row in rows]
 
 
-Model = Callable[[TableRow, Gpu, Fitted], Direct]
+Model = Callable[[TableRow, Gpu, Fitted, float | None], Direct]
+"""The last argument is the logarithm of one GPU's own speed, where it was measured."""
 
 
 def _forecast(row: TableRow, catalog: Catalog, fitted: Fitted, model: Model, kind: str) -> Forecast:
     gpu = gpu_of(row, catalog)
-    direct = model(row, gpu, fitted)
     reference = row.number_of("ref_throughput") if row.text("ref_gpu") else None
-    value, cases = direct.log_value, direct.cases
-    if reference is not None:
-        ref_gpu = gpu_of(row, catalog, "ref_gpu")
-        there = model(_as_reference(row, gpu, ref_gpu), ref_gpu, fitted)
-        measured = _measured(row, kind, reference, there.log_value)
-        pull = _pull(row, gpu, ref_gpu, there, fitted)
-        value = direct.log_value + pull * (measured - there.log_value)
-        cases = (*(f"{case}|ref" for case in direct.cases), *direct.cases)
-    elif "alone" in cases:
-        raise row.error(
-            f"nothing is known of a job called {row.name('model')!r}. Give ref_gpu and ref_throughput, "
-            f"or one of {', '.join(fitted.known['network'])}."
-        )
-    spread = choose({key: Spread(*found) for key, found in fitted.spreads.items()}, *cases, "")
+    if reference is None:
+        direct = model(row, gpu, fitted, None)
+        value, cases = direct.log_value, direct.cases
+        if "alone" in cases:
+            raise _unknown(row, known(fitted, "network"))
+    else:
+        value, cases = _from_reference(row, catalog, gpu, fitted, model, kind, reference)
+    spread = Spread(*next(fitted.spreads[case] for case in (*cases, "") if case in fitted.spreads))
     predicted = math.exp(value)
     low, high = spread.around(predicted)
     return Forecast(predicted=predicted, low=low, high=high)
 
 
-def _pull(row: TableRow, gpu: Gpu, ref_gpu: Gpu, there: Direct, fitted: Fitted) -> float:
-    """How much of the reference's error is taken over: all of it where one GPU stands for several of its own."""
-    if gpu.name == ref_gpu.name and row.count("n_gpus", 1) > 1:
+def _unknown(row: TableRow, networks: Collection[str]) -> InputError:
+    """A job nobody measured, without a measurement of the user's own."""
+    near = nearest_names(row.name("model"), networks)
+    hint = f"Did you mean {' or '.join(near)}? " if near else f"Known are {', '.join(sorted(networks))}. "
+    return row.error(
+        f"nothing is known of a job called {row.name('model')!r}. {hint}Else give ref_gpu and ref_throughput."
+    )
+
+
+def _from_reference(
+    row: TableRow, catalog: Catalog, gpu: Gpu, fitted: Fitted, model: Model, kind: str, reference: float
+) -> tuple[float, tuple[str, ...]]:
+    """The logarithm of the value, and the cases it may be in."""
+    ref_gpu = gpu_of(row, catalog, "ref_gpu")
+    there = model(_as_reference(row, gpu, ref_gpu), ref_gpu, fitted, None)
+    measured = _measured(row, kind, reference, there.log_value)
+    one_of_several = gpu.name == ref_gpu.name and row.count("n_gpus", 1) > 1
+    direct = model(row, gpu, fitted, measured if one_of_several else None)
+    pull = _pull(gpu, ref_gpu, there, fitted)
+    suffix = "one" if one_of_several else "ref"
+    cases = (*(f"{case}|{suffix}" for case in direct.cases), *direct.cases)
+    return direct.log_value + pull * (measured - there.log_value), cases
+
+
+def _pull(gpu: Gpu, ref_gpu: Gpu, there: Direct, fitted: Fitted) -> float:
+    """How much of the reference's error is taken over: all of it on the GPU's own kind."""
+    if gpu.name == ref_gpu.name:
         return 1.0
     case = there.cases[0].split("|")[-1]
     return fitted.constants.get(f"ref_weight:{case}", fitted.constants["ref_weight:"])
@@ -163,54 +185,58 @@ def _version(text: str) -> float:
         return 2.04
 
 
-def _image_train(row: TableRow, gpu: Gpu, fitted: Fitted) -> Direct:
+def _image_train(row: TableRow, gpu: Gpu, fitted: Fitted, _: float | None) -> Direct:
     return _image(row, gpu, fitted, training=True)
 
 
-def _image_infer(row: TableRow, gpu: Gpu, fitted: Fitted) -> Direct:
+def _image_infer(row: TableRow, gpu: Gpu, fitted: Fitted, _: float | None) -> Direct:
     return _image(row, gpu, fitted, training=False)
 
 
-def _network(row: TableRow, gpu: Gpu, fitted: Fitted) -> Direct:
+def _network(row: TableRow, gpu: Gpu, fitted: Fitted, measured: float | None) -> Direct:
     setup = network_setup(row, gpu)
     one = compute_network.log_speed(setup, fitted.weights)
     who = "network" if setup.network in known(fitted, "network") else "alone"
-    card = "known gpu" if gpu.name in known(fitted, "gpu") else "new gpu"
-    several = scaling_setup(row, setup, math.exp(one))
+    seen = setup.device.architecture in known(fitted, "architecture")
+    card = "known gpu" if gpu.name in known(fitted, "gpu") else "new gpu" if seen else "new generation"
+    several = scaling_setup(row, setup, math.exp(one if measured is None else measured))
     if several.gpus == 1:
-        cases: tuple[str, ...] = (f"{card}|{setup.network}", f"{card}|{who}")
+        cases: tuple[str, ...] = (f"{card}|{setup.network}", f"{card}|{who}", f"new gpu|{who}")
         return Direct(log_value=one, cases=("alone", *cases) if who == "alone" else cases)
     efficiency = compute_scaling.log_efficiency(several, load_fitted("scaling").weights)
+    alike, level = compute_scaling.scaling_class(several, efficiency), compute_scaling.level(efficiency)
+    card = "new gpu" if card == "new generation" else card
+    cases = (f"{card}|several|{alike}", f"{card}|several|{level}", f"{card}|several|network", f"{card}|{who}")
     log_value = one + math.log(several.gpus) + efficiency
-    cases = (f"{card}|several|{setup.network}", f"{card}|several|{who}", f"{card}|{who}")
     return Direct(log_value=log_value, cases=("alone", *cases) if who == "alone" else cases)
 
 
-def _gavel(row: TableRow, gpu: Gpu, fitted: Fitted) -> Direct:
+def _gavel(row: TableRow, gpu: Gpu, fitted: Fitted, measured: float | None) -> Direct:
     setup = cluster_job_setup(row, gpu)
     who = "network" if setup.job in known(fitted, "network") else "new" if setup.job in TOTALS else "alone"
-    log_value = compute_cluster_job.log_speed(setup, fitted.weights)
+    one = compute_cluster_job.log_one(setup, fitted.weights)
+    efficiency = compute_cluster_job.log_efficiency(setup, fitted.weights, one if measured is None else measured)
     count = "several" if setup.gpus > 1 else "one"
     pair = f"{setup.job}|{gpu.name}"
     if setup.gpus > 1 and pair in known(fitted, "several"):
-        case = "several|pair"
+        case = "several|pair" if f"{pair}|{setup.gpus}" in known(fitted, "count") else "several|largest"
     elif pair in known(fitted, "pair"):
         case = "several|one" if setup.gpus > 1 else "one|pair"
     else:
         case = f"{count}|{who}"
     cases = (case, f"{count}|{who}", who)
+    log_value = one + math.log(setup.gpus) + efficiency
     return Direct(log_value=log_value, cases=("alone", *cases) if who == "alone" else cases)
 
 
-def _llm(row: TableRow, gpu: Gpu, fitted: Fitted) -> Direct:
+def _llm(row: TableRow, gpu: Gpu, fitted: Fitted, _: float | None) -> Direct:
     setup = llm_setup(row, gpu)
     log_value = compute_llm.log_step_s(setup, fitted.constants) + math.log(_MS)
     log_value += fitted.weights.get(f"gpu={gpu.name}", 0.0)
     card = "known gpu" if gpu.name in known(fitted, "gpu") else "new gpu"
-    several = compute_llm.parallel(setup.option)[1] > 1
     who = "network" if setup.model.name in known(fitted, "network") else "new"
-    cases = (f"{card}|{'several' if several else who}", f"{card}|network")
-    return Direct(log_value=log_value, cases=cases)
+    mode = "train" if setup.training else "forward"
+    return Direct(log_value=log_value, cases=(f"{card}|{who}|{mode}", f"{card}|{who}"))
 
 
 _MODELS: dict[str, Model] = {

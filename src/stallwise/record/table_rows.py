@@ -157,6 +157,9 @@ def read_table(path: Path) -> tuple[Format, list[str], list[TableRow]]:
     header = [column.strip() for column in lines[0]] if lines else []
     if not any(header):
         raise InputError(f"{path} is empty. Its first line must name the columns.")
+    twice = next((column for column in header if column and header.count(column) > 1), None)
+    if twice:
+        raise InputError(f"{path}, row 0 (the header): column {twice} is there twice. Keep one.")
     found = recognised(header, str(path))
     rows = []
     for number, cells in enumerate((cells for cells in lines[1:] if any(cells)), start=1):

@@ -1,5 +1,7 @@
 """From a row of a table to the set-up that a model takes."""
 
+import re
+from collections.abc import Iterable
 from dataclasses import replace
 
 from stallwise.errors import InputError, UnknownNameError, nearest_names
@@ -10,8 +12,8 @@ from stallwise.model.compute_cluster_job import ClusterJobSetup
 from stallwise.model.compute_image import ImageSetup
 from stallwise.model.compute_llm import LlmSetup, parallel
 from stallwise.model.compute_network import NetworkSetup
-from stallwise.model.compute_scaling import ScalingSetup
-from stallwise.record.devices import device_of
+from stallwise.model.compute_scaling import PARAMETERS_M, ScalingSetup
+from stallwise.record.devices import device_of, find_gpu
 from stallwise.record.table_rows import TableRow
 from stallwise.workload.zoo import ImageNetwork, branch, family, kin
 from stallwise.workload.zoo_shapes import LANGUAGE_MODELS, TOTALS
@@ -20,15 +22,26 @@ _IMAGE_PRECISIONS = ("amp", "fp16", "bf16", "fp32", "tf32", "float16", "bfloat16
 _HALVES = {"float16": "fp16", "bfloat16": "bf16", "float32": "fp32"}
 
 
+def _listed(name: str, known: Iterable[str]) -> str | None:
+    """The known name that `name` spells: case and punctuation do not matter, 2.7B is 27 as in `gpt3_27`."""
+    wanted = _plain(re.sub(r"(\d)\.(\d)b\b", r"\1\2", name.lower()))
+    return next((other for other in known if _plain(other) == wanted), None)
+
+
+def _plain(name: str) -> str:
+    return re.sub(r"[^a-z0-9]", "", name.lower())
+
+
 def gpu_of(row: TableRow, catalog: Catalog, column: str = "gpu") -> Gpu:
     """The GPU a row names, in any of its spellings."""
     name = row.name(column)
     try:
         return catalog.gpu(name)
     except UnknownNameError as error:
-        found = catalog.gpu_of_driver_name(name)
+        found = catalog.gpu_of_driver_name(name) or find_gpu(name, catalog)
         if found is None:
-            raise row.error(str(error)) from None
+            hint = "" if "Did you mean" in str(error) else " `stallwise catalog gpus` lists them; add your own there."
+            raise row.error(f"{error}{hint}") from None
         return found
 
 
@@ -96,7 +109,7 @@ def network_setup(row: TableRow, gpu: Gpu) -> NetworkSetup:
     precision = "fp32" if precision in ("fp32", "tf32") else "amp"
     return NetworkSetup(
         device=device_of(gpu, precision),
-        network=row.name("model"),
+        network=_listed(row.name("model"), PARAMETERS_M) or row.name("model"),
         precision=precision,
         software=row.text("era", "ngc22"),
     )
@@ -124,8 +137,7 @@ def cluster_job_setup(row: TableRow, gpu: Gpu) -> ClusterJobSetup:
     if placement not in ("packed", "spread"):
         raise row.error(f"placement {placement!r} is not known. Give packed or spread.")
     name = row.name("model")
-    known = {job.lower(): job for job in TOTALS}
-    job = known.get(name.lower(), name)
+    job = _listed(name, TOTALS) or name
     return ClusterJobSetup(
         device=device_of(gpu, "ieee"),
         job=job,
@@ -140,8 +152,8 @@ def cluster_job_setup(row: TableRow, gpu: Gpu) -> ClusterJobSetup:
 def llm_setup(row: TableRow, gpu: Gpu) -> LlmSetup:
     """A language model; FP32 without TF32, as such tables are measured."""
     name = row.name("model").lower()
-    model = LANGUAGE_MODELS.get(name)
-    if model is None:
+    listed = _listed(name, LANGUAGE_MODELS)
+    if listed is None:
         near = nearest_names(name, LANGUAGE_MODELS)
         hint = f" Did you mean {' or '.join(near)}?" if near else f" Known are {', '.join(LANGUAGE_MODELS)}."
         raise row.error(f"no language model is called {name!r}.{hint}")
@@ -155,8 +167,8 @@ def llm_setup(row: TableRow, gpu: Gpu) -> LlmSetup:
         raise row.error(str(error)) from None
     return LlmSetup(
         device=device_of(gpu, "ieee"),
-        model=model,
-        sequence=row.count("seqlen", 1),
+        model=LANGUAGE_MODELS[listed],
+        sequence=row.count("seqlen", 0) or int(row.required("seqlen")),
         batch=row.required("batch"),
         training=mode == "train",
         option=option,

@@ -68,6 +68,7 @@ def image_networks() -> Mapping[str, ImageNetwork]:
         return {row["network"]: _image_network(row) for row in csv.DictReader(lines)}
 
 
+@cache
 def kin(name: str, macs: float | None = None, outputs: float | None = None) -> ImageNetwork | None:
     """The counted network most like `name`.
 

@@ -20,6 +20,8 @@ class LanguageModel:
     decoder_layers: int = 0
     """Of an encoder-decoder, with a second attention each."""
     experts: int = 1
+    drops_attention: bool = True
+    """Whether training drops some of the attention at random, which reads and writes all of it once more."""
 
     @property
     def parameters(self) -> float:
@@ -79,19 +81,54 @@ LANGUAGE_MODELS: Mapping[str, LanguageModel] = {
             name="gpt3_13", layers=40, width=5120, heads=40, inner=20480, vocabulary=50257, predicts_words=True
         ),
         LanguageModel(
-            name="opt_125", layers=12, width=768, heads=12, inner=3072, vocabulary=50272, predicts_words=True
+            name="opt_125",
+            layers=12,
+            width=768,
+            heads=12,
+            inner=3072,
+            vocabulary=50272,
+            predicts_words=True,
+            drops_attention=False,
         ),
         LanguageModel(
-            name="opt_13", layers=24, width=2048, heads=32, inner=8192, vocabulary=50272, predicts_words=True
+            name="opt_13",
+            layers=24,
+            width=2048,
+            heads=32,
+            inner=8192,
+            vocabulary=50272,
+            predicts_words=True,
+            drops_attention=False,
         ),
         LanguageModel(
-            name="opt_27", layers=32, width=2560, heads=32, inner=10240, vocabulary=50272, predicts_words=True
+            name="opt_27",
+            layers=32,
+            width=2560,
+            heads=32,
+            inner=10240,
+            vocabulary=50272,
+            predicts_words=True,
+            drops_attention=False,
         ),
         LanguageModel(
-            name="opt_67", layers=32, width=4096, heads=32, inner=16384, vocabulary=50272, predicts_words=True
+            name="opt_67",
+            layers=32,
+            width=4096,
+            heads=32,
+            inner=16384,
+            vocabulary=50272,
+            predicts_words=True,
+            drops_attention=False,
         ),
         LanguageModel(
-            name="llama_7b", layers=32, width=4096, heads=32, inner=16512, vocabulary=32000, predicts_words=True
+            name="llama_7b",
+            layers=32,
+            width=4096,
+            heads=32,
+            inner=16512,
+            vocabulary=32000,
+            predicts_words=True,
+            drops_attention=False,
         ),
         LanguageModel(
             name="switchxl4",
