@@ -39,6 +39,7 @@ def main() -> None:
     parser.add_argument("--url", required=True)
     parser.add_argument("--names", type=Path, required=True, help="one object name per line")
     parser.add_argument("--workers", type=int, default=1)
+    parser.add_argument("--prefetch", type=int, default=2)
     parser.add_argument("--lookahead", action="store_true")
     parser.add_argument("--steps", type=int)
     options = parser.parse_args()
@@ -46,7 +47,8 @@ def main() -> None:
     torch.manual_seed(0)
     dataset = BucketDataset(options.url, decode, keys=options.names.read_text().split())
     order = {"sampler": Lookahead(RandomSampler(dataset))} if options.lookahead else {"shuffle": True}
-    loader = DataLoader(dataset, 16, num_workers=options.workers, persistent_workers=True, drop_last=True, **order)
+    queue = {"num_workers": options.workers, "prefetch_factor": options.prefetch, "persistent_workers": True}
+    loader = DataLoader(dataset, 16, drop_last=True, **queue, **order)
     model = network()
     optimizer = torch.optim.SGD(model.parameters(), lr=0.05)
     loss_of = nn.CrossEntropyLoss()

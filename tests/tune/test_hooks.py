@@ -122,8 +122,37 @@ def test_an_unmodified_script_gets_its_settings(tmp_path: Path) -> None:
     assert (seen.site, seen.steps, seen.num_workers) == (f"{script}:9", 4, 1)
 
 
+def test_one_function_may_make_the_loaders_for_training_and_validation(tmp_path: Path) -> None:
+    from stallwise.tune.hooks import _site
+
+    def make() -> str:
+        return _site()
+
+    training = make()
+    validation = make()
+    again = [make() for _ in range(2)]
+    assert training != validation
+    assert again[0] == again[1], "made anew for every epoch, it is the same loader"
+
+
 def test_a_loader_is_described_as_the_script_made_it() -> None:
     found = describe(DataLoader(DATA, 4, num_workers=2, prefetch_factor=3, persistent_workers=True), "train.py:3")
     assert isinstance(found, Loader)
     assert (found.num_workers, found.prefetch_factor, found.persistent_workers, found.length) == (2, 3, True, 3)
     assert not found.bucket
+
+
+def test_a_core_taken_away_while_measuring_does_not_end_the_measuring(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """What is proposed comes from the times of batches: one slow look at /proc once hid hundreds of them."""
+    import time
+
+    from stallwise.record.worker import Account
+
+    account = Account(str(tmp_path), 0, 0)
+    for _ in range(10):
+        account.measure(lambda: time.sleep(0.02), 4)
+    monkeypatch.setattr(account, "_read_bytes", lambda: time.sleep(0.1) or 0)
+    account.measure(lambda: time.sleep(0.02), 4)
+    assert account.skip < 100  # 0.2 s of measuring, taken for its cost, would be 2,000

@@ -1,20 +1,28 @@
 """`stallwise tune [options] train.py [args...]`."""
 
+import contextlib
+import signal
+import subprocess
 import sys
 import tempfile
+import time
+from collections.abc import Iterator
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from stallwise.cli.output import Json, answer, no
-from stallwise.cli.profile import CONTEXT, Teller, default_folder, too_little, what_happened
+from stallwise.cli.output import Exit, Json, answer, no
+from stallwise.cli.profile import CONTEXT, default_folder, too_little, what_happened
 from stallwise.cli.torchrun import NprocPerNode
 
 if TYPE_CHECKING:
-    from stallwise.record.launch import Launch
+    from stallwise.record.launch import Launch, Outcome, Progress
+    from stallwise.tune.result import Tuning
 
 __all__ = ["CONTEXT", "tune"]
+
+_PROGRESS_S = 5.0
 
 
 def tune(
@@ -55,32 +63,31 @@ def tune(
         world=options.world(),
         settings=Settings(folder=out or default_folder(script), cold=False, hang_after_s=hang_after_s),
     )
-    _run(launch, max_time_s, dry_run=dry_run, as_json=as_json)
+    try:
+        with _terminated_is_interrupted():
+            found, outcome = _search(launch, max_time_s, dry_run=dry_run)
+    except KeyboardInterrupt:
+        raise no("stallwise: The tuning was interrupted before anything was measured.") from None
+    if found is None:
+        happened = "The tuning was interrupted." if outcome.interrupted else what_happened(outcome)
+        raise no(f"stallwise: {too_little(outcome, happened)}")
+    _show(found, as_json=as_json)
+    typer.echo(f"\nThe profile is in {launch.folder}; see it with: stallwise report {launch.folder}", err=True)
+    if found.interrupted:
+        raise typer.Exit(Exit.NO)
 
 
-def _run(launch: "Launch", max_time_s: float, *, dry_run: bool, as_json: bool) -> None:
-    from stallwise.errors import RunError
+def _search(launch: "Launch", max_time_s: float, *, dry_run: bool) -> "tuple[Tuning | None, Outcome]":
     from stallwise.tune.search import tune as search
     from stallwise.tune.trial import Bench
 
-    launch.folder.parent.mkdir(parents=True, exist_ok=True)
-    try:
-        # Beside the run: checkpoints that trials write to scratch may be large, and /tmp small.
-        with tempfile.TemporaryDirectory(prefix=".tune-", dir=launch.folder.parent) as folder:
-            bench = Bench(
-                launch=launch,
-                folder=Path(folder).absolute(),
-                job_stdout=sys.stderr.fileno(),
-                progress=Teller(max_time_s),
-            )
-            found, outcome = search(bench, max_s=max_time_s, dry_run=dry_run, tell=_tell)
-    except KeyboardInterrupt:
-        raise no("stallwise: The tuning was interrupted. Nothing was changed.") from None
-    except RunError as error:
-        raise no(f"stallwise: {error}") from None
-    if found is None:
-        raise no(f"stallwise: {too_little(outcome, what_happened(outcome))}")
+    # Beside the run: checkpoints that trials write to scratch may be large, and /tmp small.
+    with _aside(launch.folder.parent) as folder:
+        bench = Bench(launch=launch, folder=folder, job_stdout=sys.stderr.fileno(), progress=_Teller())
+        return search(bench, max_s=max_time_s, dry_run=dry_run, tell=_tell)
 
+
+def _show(found: "Tuning", *, as_json: bool) -> None:
     def document() -> object:
         from stallwise.report.tune_json import document
 
@@ -92,6 +99,58 @@ def _run(launch: "Launch", max_time_s: float, *, dry_run: bool, as_json: bool) -
         return draw(found)
 
     answer(document, draw, as_json=as_json)
+
+
+@contextlib.contextmanager
+def _aside(parent: Path) -> Iterator[Path]:
+    """A folder that is removed at the end, also where we are killed: then by a process that waits for just that."""
+    made = not parent.exists()
+    parent.mkdir(parents=True, exist_ok=True)
+    try:
+        with tempfile.TemporaryDirectory(prefix=".tune-", dir=parent) as name, _swept(Path(name).absolute()) as folder:
+            yield folder
+    finally:
+        if made:
+            with contextlib.suppress(OSError):
+                parent.rmdir()  # nothing came of it
+
+
+@contextlib.contextmanager
+def _swept(folder: Path) -> Iterator[Path]:
+    # Its input ends with us. The job, which the kernel ends then, may still be writing for a moment.
+    command = ["/bin/sh", "-c", 'cat; sleep 3; rm -rf "$0"', str(folder)]
+    with subprocess.Popen(command, stdin=subprocess.PIPE, start_new_session=True) as sweeper:
+        try:
+            yield folder
+        finally:
+            sweeper.kill()
+
+
+@contextlib.contextmanager
+def _terminated_is_interrupted() -> Iterator[None]:
+    """A batch system's SIGTERM ends us as Ctrl-C does, with everything cleared away."""
+
+    def interrupt(number: int, frame: object) -> None:
+        raise KeyboardInterrupt
+
+    before = signal.signal(signal.SIGTERM, interrupt)
+    try:
+        yield
+    finally:
+        signal.signal(signal.SIGTERM, before)
+
+
+class _Teller:
+    """Says on stderr how far the profile is, every few seconds."""
+
+    def __init__(self) -> None:
+        self._last_s = 0.0
+
+    def __call__(self, now: "Progress") -> None:
+        """Where rank 0 is."""
+        if time.monotonic() - self._last_s >= _PROGRESS_S:
+            self._last_s = time.monotonic()
+            _tell(f"profiling: round {now.round}, {now.phase}, {now.steps} steps in {now.elapsed_s:.0f} s")
 
 
 def _tell(sentence: str) -> None:

@@ -89,8 +89,13 @@ class Outcome:
     hung: bool
 
 
-def run_profile(launch: Launch, progress: Callable[[Progress], None], job_stdout: int | None = None) -> Outcome:
-    """Start the job, wait for it, join its record. The job's stdout goes to ours, or to the file `job_stdout`."""
+def run_profile(
+    launch: Launch,
+    progress: Callable[[Progress], None],
+    job_stdout: int | None = None,
+    job_stderr: int | None = None,
+) -> Outcome:
+    """Start the job, wait for it, join its record. The job's output goes to ours, or to the files given."""
     _check_target(launch)
     _check_alone(launch)
     if importlib.util.find_spec("torch") is None:
@@ -115,6 +120,7 @@ def run_profile(launch: Launch, progress: Callable[[Progress], None], job_stdout
             launch.command(),
             env=environment,
             stdout=job_stdout,
+            stderr=job_stderr,
             start_new_session=True,
             preexec_fn=lambda: die_with_parent(signal.SIGTERM),
         )

@@ -23,6 +23,7 @@ CONTROL_NAME = "control"
 
 # The part of a worker's time that measuring may take.
 _FELT = 0.005
+_KNOWN_AFTER = 5
 
 COLD = 1
 """Value of the control byte that asks workers to read their files from storage, not from the page cache."""
@@ -57,6 +58,8 @@ class Account:
         self.loader = loader
         self._worker = worker
         self.skip = 0
+        self._measuring_s = float("inf")
+        self._measured = 0
         name = f"worker-{loader}-{worker if worker >= 0 else 'own'}-{os.getpid()}.costs"
         # The launcher may have removed the folder already when a late worker starts.
         os.makedirs(folder, exist_ok=True)
@@ -77,9 +80,12 @@ class Account:
         read = self._read_bytes() - read_before
         fields = (self.loader, self._worker, start, wall, cpu, wait, blocked, read, samples)
         os.write(self._file, _RECORD.pack(*fields))
-        measuring = time.monotonic() - began - wall
+        # The least it ever took: on a busy machine the core may be taken away in between, for longer than any batch.
+        self._measuring_s = min(self._measuring_s, time.monotonic() - began - wall)
+        self._measured += 1
         # Among batches so small that measuring would be felt, one in several is enough.
-        self.skip = int(measuring / (_FELT * wall)) if wall > 0 else 0
+        known = wall > 0 and self._measured >= _KNOWN_AFTER
+        self.skip = int(self._measuring_s / (_FELT * wall)) if known else 0
         return batch
 
     def _runqueue_wait_s(self) -> float:

@@ -11,8 +11,8 @@ from rich.text import Text
 from stallwise.report.card import WIDTH, labelled
 from stallwise.report.terminal import table
 from stallwise.report.text import show_number, show_percent, show_seconds
-from stallwise.tune.knobs import Knobs, Loader
-from stallwise.tune.search import Tuning
+from stallwise.tune.knobs import Loader
+from stallwise.tune.result import Tuning
 from stallwise.tune.trial import Tried
 
 _ARGUMENTS = ("num_workers", "prefetch_factor", "pin_memory", "persistent_workers")
@@ -41,10 +41,16 @@ def _heading(found: Tuning) -> RenderableType:
     line.add_column(no_wrap=True, justify="right")
     name = PurePath(found.profile.script).name
     line.add_row(
-        Text(f"{name}: {'settings predicted' if found.dry_run else 'settings tried'}", style="bold"),
+        Text(f"{name}: {_title(found)}", style="bold"),
         Text(f"{show_seconds(found.seconds)} in all", style="dim"),
     )
     return Group(line, Rule(style="dim"))
+
+
+def _title(found: Tuning) -> str:
+    if found.dry_run:
+        return "settings predicted, none tried"
+    return "settings tried" if found.attempts else "no setting tried"
 
 
 def _found(found: Tuning) -> Table:
@@ -59,16 +65,16 @@ def _found(found: Tuning) -> Table:
 def show_answer(found: Tuning) -> str:
     """One sentence."""
     if not found.proposals:
-        return "No setting is predicted to bring 5 % or more; nothing was tried, nothing is to be changed."
+        return "No setting is predicted to take 5 % off the step. Nothing was tried; change nothing."
     if found.dry_run:
         best = found.proposals[0]
-        return f"{show_knobs(best.knobs)} is predicted to take {show_percent(best.gain)} off the step; not tried."
+        return f"{best.knobs.shown()} is predicted to take {show_percent(best.gain)} off the step; not tried."
     if not found.attempts:
         return "Nothing could be tried; the notes below say why."
     if not found.kept.given():
-        return "Nothing that was tried helped beyond noise; leave the settings as they are."
-    gain = found.gain or 0.0
-    return f"{show_knobs(found.kept)}: {1 / (1 - gain):.3g} × as fast, measured."
+        return "Nothing that was tried helped beyond noise. Change nothing."
+    ranks = " per rank" if found.profile.world.world_size > 1 and found.kept.num_workers is not None else ""
+    return f"{found.kept.shown()}{ranks}: {1 / (1 - (found.gain or 0.0)):.3g} × as fast, measured."
 
 
 def _attempts(found: Tuning) -> Table:
@@ -77,7 +83,7 @@ def _attempts(found: Tuning) -> Table:
     for proposal in found.proposals:
         attempt = tried.get(proposal)
         rows.add_row(
-            show_knobs(proposal.knobs),
+            proposal.knobs.shown(),
             show_percent(proposal.gain),
             f"{show_percent(proposal.low)} to {show_percent(proposal.high)}",
             "not tried" if attempt is None else show_percent(attempt.gain),
@@ -122,30 +128,34 @@ def patch(found: Tuning) -> tuple[str, ...]:
     lines: list[str] = []
     arguments = [f"{name}={value}" for name, value in kept.given().items() if name in _ARGUMENTS]
     if kept.lookahead:
+        lines.append(f"from stallwise.data import Lookahead{', NodeCache' if kept.cache_bytes else ''}")
         arguments.append(_ahead(loader))
-    if arguments:
-        lines.append(f"# {_where(loader)}\nDataLoader(…, {', '.join(arguments)})")
-    if kept.lookahead:
-        lines.append("from stallwise.data import Lookahead" + (", NodeCache" if kept.cache_bytes else ""))
+    if arguments and loader is not None and loader.trainer:
+        lines.append(f"TrainingArguments(…, {', '.join(f'dataloader_{one}' for one in arguments)})")
+    elif arguments:
+        shuffled = kept.lookahead and loader is not None and loader.sampler == "RandomSampler"
+        where = f"{_where(loader)}{', instead of shuffle=True' if shuffled else ''}"
+        lines += [f"# {where}", f"DataLoader(…, {', '.join(arguments)})"]
     if kept.cache_bytes:
         lines.append(f'BucketDataset(…, cache=NodeCache("/a/local/disk/cache", {kept.cache_bytes}))')
     if kept.bucket_cap_mb is not None:
         lines.append(f"DistributedDataParallel(…, bucket_cap_mb={kept.bucket_cap_mb:g})")
-    return tuple(part for line in lines for part in line.split("\n"))
+    return tuple(lines)
 
 
 def _ahead(loader: Loader | None) -> str:
     if loader is not None and loader.sampler == "RandomSampler":
-        return "shuffle=None, sampler=Lookahead(RandomSampler(dataset))"
+        return "sampler=Lookahead(RandomSampler(dataset))"
     if loader is not None and loader.sampler == "SequentialSampler":
         return "sampler=Lookahead(SequentialSampler(dataset))"
     return "sampler=Lookahead(sampler)"
 
 
 def _where(loader: Loader | None) -> str:
-    if loader is None:
-        return "in the script"
-    file, _, line = loader.site.rpartition(":")
+    """The line of the script; a framework's own line would help nobody."""
+    if loader is None or any(part in loader.site for part in ("site-packages", "dist-packages")):
+        return "where the script makes its loader"
+    file, _, line = loader.site.split(" ")[0].rpartition(":")
     return f"{PurePath(file).name}, line {line}"
 
 
@@ -156,14 +166,3 @@ def _advice(found: Tuning) -> Group:
         changes = "; changes the training" if one.alters else ""
         rows.add_row("with code" if number == 0 else "", Text(f"{one.text} {gain}, not tried{changes}."))
     return Group(rows)
-
-
-def show_knobs(knobs: Knobs) -> str:
-    """num_workers=4 prefetch_factor=4."""
-    return " ".join(
-        f"{name}={value:g}" if _number(value) else f"{name}={value}" for name, value in knobs.given().items()
-    )
-
-
-def _number(value: object) -> bool:
-    return isinstance(value, float)

@@ -4,8 +4,9 @@ from typing import Any
 
 from stallwise.report.profile_json import plain
 from stallwise.report.tune import patch
+from stallwise.tune.judge import Attempt
 from stallwise.tune.propose import Proposal
-from stallwise.tune.search import Attempt, Tuning
+from stallwise.tune.result import Tuning
 from stallwise.tune.trial import Tried
 
 
@@ -29,6 +30,7 @@ def document(found: Tuning) -> dict[str, Any]:
         "patch": list(patch(found)),
         "advice": [plain(one) for one in found.advice],
         "dry_run": found.dry_run,
+        "interrupted": found.interrupted,
         "notes": list(found.notes),
         "seconds": found.seconds,
     }

@@ -27,7 +27,8 @@ class Advice:
 
 def advice_on(facts: Facts, kept: Knobs) -> tuple[Advice, ...]:
     """The largest gain first, each on top of the settings that were kept."""
-    found = [*_data(facts, kept), *_copy(facts), *_exchange(facts)]
+    exchange = _exchange(facts) if kept.bucket_cap_mb is None else []  # it was measured with the buckets before
+    found = [*_data(facts, kept), *_copy(facts), *exchange]
     return tuple(sorted((one for one in found if one.gain >= _WORTH_SAYING), key=lambda one: -one.gain))
 
 
@@ -35,26 +36,28 @@ def _data(facts: Facts, kept: Knobs) -> list[Advice]:
     loader, work = facts.loader, facts.work
     if loader is None or work is None:
         return []
-    workers = loader.num_workers if kept.num_workers is None else kept.num_workers
-    depth = kept.prefetch_factor or loader.prefetch_factor
     blocked = 0.0 if kept.lookahead or kept.cache_bytes else 1.0
-    now = step_model(facts, workers, depth, blocked=blocked)
+    now = step_model(facts, kept, blocked=blocked)
     found = []
-    for text, part in (
-        ("Decode on the GPU (nvJPEG, DALI), so that processors only read", 0.0),
-        ("Store samples at the size they are trained at: half the preparation", 0.5),
-    ):
+    texts = [("Prepare less per sample, such as images stored at the size they are trained at: with half of it", 0.5)]
+    if facts.on_gpu:
+        texts.append(("Where samples are images, decode them on the GPU (nvJPEG, DALI): processors only read", 0.0))
+    for text, part in texts:
         prepared = replace(work, prepare_s=part * work.prepare_s)
         whole_s = work.prepare_s + work.blocked_s
         share = (prepared.prepare_s + work.blocked_s) / whole_s if whole_s else 1.0
         changed = replace(facts, work=prepared, batches_s=tuple(share * time_s for time_s in facts.batches_s))
-        found.append(_of(text, now, step_model(changed, workers, depth, blocked=blocked), facts))
+        found.append(_of(text, now, step_model(changed, kept, blocked=blocked), facts))
     if blocked and not loader.bucket:
         text = "Pack samples into large files that are read in sequence, or keep them in memory: no waiting for reads"
-        found.append(_of(text, now, step_model(facts, workers, depth, blocked=0.0), facts))
+        found.append(_of(text, now, step_model(facts, kept, blocked=0.0), facts))
     if loader.iterable:
         text = "Let the IterableDataset share its samples among workers (get_worker_info), then raise num_workers"
         found.append(_of(text, now, lambda _, rest: facts.consume_s * rest, facts))
+    if not loader.persistent_workers and not loader.fixed_order and not loader.changes:
+        text = "Keep workers alive with persistent_workers=True; later epochs are then shuffled in another random order"
+        stays = step_model(facts, kept.with_(Knobs(persistent_workers=True)), blocked=blocked)
+        found.append(replace(_of(text, now, stays, facts), alters=True))
     return found
 
 

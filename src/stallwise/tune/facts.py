@@ -21,6 +21,9 @@ if TYPE_CHECKING:
 
 # Where nobody knows how many there are, they do not bind.
 _MOST_CORES = 64
+# Of a worker, where the script has none: forking a process that has loaded torch.
+_WORKER_START_S = 0.03
+_STARTS = ("worker_startup", "first_batch")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -42,8 +45,8 @@ class Facts:
     cores: int
     """Of a node, for each of its ranks."""
     on_gpu: bool
-    epoch_start_s: float | None
-    """What beginning an epoch costs: starting workers, waiting for the first batch."""
+    worker_start_s: float
+    """What a loader worker takes from its start until it prepares its first batch."""
     job: Job | None
     """As `whatif` takes it; None where too little was measured for it."""
 
@@ -53,9 +56,9 @@ class Facts:
         return self.profile.step_s
 
     @property
-    def data_s(self) -> float:
-        """The part of a step that waits for data."""
-        return max(0.0, self.step_s - self.consume_s)
+    def epoch_steps(self) -> float | None:
+        """Steps of an epoch."""
+        return self.loader.length / self.fetches if self.loader and self.loader.length else None
 
 
 def facts_of(run: Run, loaders: tuple[Loader, ...]) -> Facts:
@@ -79,7 +82,7 @@ def facts_of(run: Run, loaders: tuple[Loader, ...]) -> Facts:
         fetches=fetches,
         cores=max(1, (cores or _MOST_CORES) // ranks),
         on_gpu=on_gpu,
-        epoch_start_s=_epoch_start_s(run),
+        worker_start_s=_worker_start_s(run, loader, statistics.fmean(batches_s) if batches_s else 0.0),
         job=_job(run),
     )
 
@@ -98,16 +101,19 @@ def _batches(run: Run, rank: int) -> tuple[tuple[float, ...], float]:
     return tuple(made.get_column("wall_s").to_list()), fetches
 
 
-def _epoch_start_s(run: Run) -> float | None:
-    """The mean over epochs after the first, whose first batch waits for other things too; else that one."""
+def _worker_start_s(run: Run, loader: Loader | None, batch_s: float) -> float:
+    """What starting all of them took, and what the first batch took beyond any other, divided among them."""
     import polars as pl
 
+    if loader is None or not loader.num_workers:
+        return _WORKER_START_S
     events = run.table("events").filter((pl.col("rank") == 0) & pl.col("duration_s").is_not_null()).sort("start_s")
-    total_s = 0.0
-    for kind in ("worker_startup", "first_batch"):
-        times = events.filter(pl.col("kind") == kind).get_column("duration_s").to_list()
-        total_s += statistics.fmean(times[1:] or times) if times else 0.0
-    return total_s or None
+    times = {kind: events.filter(pl.col("kind") == kind).get_column("duration_s").to_list() for kind in _STARTS}
+    if not all(times.values()):
+        return _WORKER_START_S
+    # After the first epoch, whose first batch waits for other things too (imports, connections).
+    startup_s, first_s = (statistics.fmean(found[1:] or found) for found in times.values())
+    return (startup_s + max(0.0, first_s - batch_s)) / loader.num_workers
 
 
 def _job(run: Run) -> Job | None:

@@ -1,16 +1,19 @@
 """In the job: settings are applied where the unmodified script makes its loaders, datasets and DDP models.
 
 Installed before the recorder, so that the recorder watches what the script would see. A loader is known by the line of
-the script that makes it, which is the same in every launch.
+the script that makes it and the lines that led there, which are the same in every launch; so one function may make the
+loaders for training and validation.
 """
 
 import functools
 import inspect
 import os
 import sys
+import time
 import weakref
 from collections.abc import Callable
 from pathlib import Path
+from types import FrameType
 from typing import Any, cast
 
 import msgspec
@@ -37,6 +40,7 @@ from stallwise.tune.switching import Board, Switching
 
 _SAMPLERS = (RandomSampler, SequentialSampler, DistributedSampler, SubsetRandomSampler, WeightedRandomSampler)
 _OURS = str(Path(__file__).parent.parent)
+_DEEP = 4
 
 
 def install(trial: Trial) -> None:
@@ -83,27 +87,35 @@ class Hooks:
             site = hooks._sites.get(loader)
             if site is not None and site not in hooks._seen:
                 hooks._seen[site] = describe(loader, site)
-            board = hooks._board
-            if board is None or site != hooks.trial.site or not hooks.trial.arms:
-                iterator = iterate(loader)
+            board = hooks._board if site == hooks.trial.site else None
+            # A loop without gradients does not train, whichever loader it asks.
+            if board is not None and hooks.trial.arms and torch.is_grad_enabled():
+                iterator: Any = Switching(loader, board)
             else:
-                iterator = Switching(loader, board)
+                began_s = time.monotonic()
+                iterator = iterate(loader)
+                iterator._stallwise_start_s = time.monotonic() - began_s
             iterator._stallwise_site = site
             return iterator
 
         def __next__(iterator: Any) -> Any:  # noqa: N807
-            hooks._last = site = getattr(iterator, "_stallwise_site", None)
+            site, board = getattr(iterator, "_stallwise_site", None), hooks._board
+            if torch.is_grad_enabled():
+                hooks._last = site
             if isinstance(iterator, Switching):
                 return iterator.advance()
-            if hooks._board is not None and site == hooks.trial.site:
-                hooks._board.turn()
-            return advance(iterator)
+            if board is None or site != hooks.trial.site or not torch.is_grad_enabled():
+                return advance(iterator)
+            board.turn()
+            return board.first(iterator, advance)
 
         loaders.__init__, loaders.__iter__, iterators.__next__ = __init__, __iter__, __next__
         register_optimizer_step_post_hook(self._stepped)
 
     def _stepped(self, _optimizer: Any, _arguments: Any, _named: Any) -> None:
         """The loader whose batch came last feeds this step; told at the 1st, 2nd, 4th … step."""
+        if self._board is not None:
+            self._board.check_overdue()
         if self._last is None or not self._first:
             return
         count = self._steps[self._last] = self._steps.get(self._last, 0) + 1
@@ -182,6 +194,7 @@ def describe(loader: Any, site: str) -> Loader:
     inner = dataset
     while isinstance(inner, Subset):
         inner = inner.dataset
+    under = getattr(sampler, "_sampler", sampler) if type(sampler).__name__ == "Lookahead" else sampler
     bucket = type(inner).__name__ == "BucketDataset" and hasattr(inner, "index")
     batches = loader.batch_sampler
     ahead = any(type(one).__name__ == "Lookahead" for one in (sampler, batches))
@@ -198,6 +211,7 @@ def describe(loader: Any, site: str) -> Loader:
         dataset=type(dataset).__name__,
         iterable=iterable,
         sampler=type(sampler).__name__,
+        fixed_order=isinstance(under, (SequentialSampler, DistributedSampler)),
         switchable=plain and not iterable and type(loader) is DataLoader and (not bucket or inner is dataset),
         bucket=bucket,
         bucket_bytes=inner.index.total_bytes if bucket and hasattr(inner.index, "total_bytes") else None,
@@ -205,6 +219,7 @@ def describe(loader: Any, site: str) -> Loader:
         cached=bucket and inner.cache is not None,
         changes=hasattr(dataset, "set_epoch"),
         threads=torch.get_num_threads(),
+        trainer=f"{os.sep}transformers{os.sep}trainer" in site or f"{os.sep}accelerate{os.sep}" in site,
     )
 
 
@@ -216,11 +231,16 @@ def _length(loader: Any) -> int | None:
 
 
 def _site() -> str:
-    """The line that makes the loader: the nearest one that is neither ours nor torch's."""
-    frame = sys._getframe(1)
-    while frame.f_back is not None:
-        name = frame.f_code.co_filename
-        if not name.startswith(_OURS) and f"{os.sep}torch{os.sep}" not in name:
-            break
+    """The line that makes the loader, which is neither ours nor torch's, and those of the same file that led there."""
+    frame: FrameType | None = sys._getframe(1)
+    lines: list[tuple[str, int]] = []
+    while frame is not None:
+        file = frame.f_code.co_filename
+        if lines[0][0] == file if lines else not _passes_on(file):
+            lines.append((file, frame.f_lineno))
         frame = frame.f_back
-    return f"{frame.f_code.co_filename}:{frame.f_lineno}"
+    return " ".join(f"{file}:{line}" for file, line in lines[:_DEEP])
+
+
+def _passes_on(file: str) -> bool:
+    return file.startswith(_OURS) or f"{os.sep}torch{os.sep}" in file

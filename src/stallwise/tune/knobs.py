@@ -39,6 +39,19 @@ class Knobs(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
         """What is set, by name."""
         return {name: value for name, value in msgspec.structs.asdict(self).items() if value is not None}
 
+    def shown(self) -> str:
+        """num_workers=4 prefetch_factor=4."""
+        words = [f"{name}={_text(value)}" for name, value in self.given().items()]
+        return " ".join(words) or "the script's own settings"
+
+
+def _text(value: float) -> str:
+    return f"{value:g}" if isinstance(value, float) else str(value)
+
+
+NONE = Knobs()
+"""The script's own settings."""
+
 
 class Block(msgspec.Struct, frozen=True, kw_only=True):
     """So many batches under one arm, of which the first `settle` do not count."""
@@ -46,6 +59,10 @@ class Block(msgspec.Struct, frozen=True, kw_only=True):
     arm: int
     settle: int
     batches: int
+    quantum: int = 1
+    """A whole number of these belongs to a block: batches of many workers come in bursts."""
+    most_s: float | None = None
+    """A job of one process ends the block after so long, where its steps turn out longer than predicted."""
 
 
 class Trial(msgspec.Struct, frozen=True, kw_only=True):
@@ -62,7 +79,7 @@ class Trial(msgspec.Struct, frozen=True, kw_only=True):
     blocks: tuple[Block, ...] = ()
     cache_folder: str | None = None
     max_s: float | None = None
-    """End a job of one process after so long, counted from its first batch."""
+    """End the job after so long, counted from its first batch; several ranks end together, after a block."""
 
     def to_environment(self) -> dict[str, str]:
         """The variable to start ranks with."""
@@ -79,7 +96,7 @@ class Loader(msgspec.Struct, frozen=True, kw_only=True):
     """A DataLoader as the script made it."""
 
     site: str
-    """train.py:61"""
+    """The line that makes it and the lines that led there: "train.py:61 train.py:80"."""
     steps: int
     """Optimizer steps that used its batches last."""
     num_workers: int
@@ -92,6 +109,8 @@ class Loader(msgspec.Struct, frozen=True, kw_only=True):
     iterable: bool
     """An IterableDataset: more workers would give other batches."""
     sampler: str
+    fixed_order: bool
+    """The order of an epoch does not depend on what was drawn before: the same with workers that stay alive."""
     switchable: bool
     """Map-style data and a sampler of torch's own, so that settings can be switched while the job runs."""
     bucket: bool = False
@@ -103,6 +122,8 @@ class Loader(msgspec.Struct, frozen=True, kw_only=True):
     """The dataset has a set_epoch of its own, which workers that stay alive would not hear of."""
     threads: int = 1
     """Threads that one operation of the training process uses."""
+    trainer: bool = False
+    """Made by Hugging Face's Trainer, from its own arguments."""
 
 
 class Ran(msgspec.Struct, frozen=True, kw_only=True):
@@ -112,6 +133,8 @@ class Ran(msgspec.Struct, frozen=True, kw_only=True):
     begin_s: float
     end_s: float
     batches: int
+    start_s: float = 0.0
+    """From nothing to the first batch, as at the beginning of an epoch."""
 
 
 def decode_loaders(data: bytes) -> tuple[Loader, ...]:

@@ -1,7 +1,12 @@
-"""Launching a job to try settings, and what came of it: step times per arm and round."""
+"""Launching a job to try settings, and what came of it: step times per arm and round.
+
+A step time is that of steady steps, and each step's part of what beginning an epoch takes: with more workers steps are
+shorter, but where epochs are short, starting the workers anew for each of them may cost more than that.
+"""
 
 import contextlib
-import os
+import re
+import shutil
 import statistics
 import tempfile
 from collections.abc import Callable, Sequence
@@ -32,6 +37,11 @@ if TYPE_CHECKING:
     import polars
 
 ENTRY = "stallwise.tune"
+# The profile only has to say what is worth a trial; what is kept, trials decide.
+_COARSE = {"tightness": 0.02, "min_rounds": 5}
+# A block that takes so many times as long as it should ends early.
+_DRAGS = 2.0
+_ERROR = re.compile(r"^(\[rank\d+\]:\s*)?[\w.]*(Error|Exception|Interrupt)\b.*:")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -56,11 +66,13 @@ def check_end(outcome: Outcome) -> None:
     """A `RunError` where the job did not get through its trial."""
     if outcome.interrupted:
         raise KeyboardInterrupt
-    why = outcome.manifest.partial_reason or "it ended early"
-    if outcome.exit_code:
-        raise RunError(f"exit code {outcome.exit_code}, {why}")
+    why = outcome.manifest.partial_reason or "the job ended early"
     if outcome.hung:
         raise RunError(why)
+    if outcome.exit_code < 0:
+        raise RunError(f"the job was killed by signal {-outcome.exit_code}")
+    if outcome.exit_code:
+        raise RunError(f"exit code {outcome.exit_code}, {why}")
 
 
 def blocks_of(
@@ -76,7 +88,7 @@ def blocks_of(
     found = [block for turn in turns for block in turn]
     # The job itself warms up once: compilers, allocators, page cache.
     first = found[0]
-    return (Block(arm=first.arm, settle=first.settle + round(10 * fetches), batches=first.batches), *found[1:])
+    return (msgspec.structs.replace(first, settle=first.settle + round(10 * fetches)), *found[1:])
 
 
 def _block(arm: int, knobs: Knobs, loader: Loader, step_s: float, block_s: float, fetches: float) -> Block:
@@ -85,7 +97,8 @@ def _block(arm: int, knobs: Knobs, loader: Loader, step_s: float, block_s: float
     quantum = max(1, workers)
     wanted = max(block_s / step_s, 6.0) * fetches
     batches = -(-max(round(wanted), quantum) // quantum) * quantum
-    return Block(arm=arm, settle=workers * depth + max(2, round(2 * fetches)), batches=batches)
+    settle = workers * depth + max(2, round(2 * fetches))
+    return Block(arm=arm, settle=settle, batches=batches, quantum=quantum, most_s=_DRAGS * block_s)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -103,35 +116,39 @@ class Bench:
         notes = Path(tempfile.mkdtemp(prefix="profile-", dir=self.folder))
         launch = replace(
             self.launch,
-            settings=_replaced(self.launch.settings, max_s=max_s),
+            settings=_replaced(self.launch.settings, max_s=max_s, **_COARSE),
             entry=ENTRY,
             environment=Trial(folder=str(notes)).to_environment(),
         )
         outcome = run_profile(launch, self.progress, self.job_stdout)
         return Run.open(launch.folder), _loaders(notes), outcome
 
-    def run(self, trial: Trial, *, whole: float | None = None) -> tuple[tuple[float, int], ...]:
+    def run(self, trial: Trial, *, fetches: float, epoch_steps: float | None) -> tuple[tuple[float, int], ...]:
         """One launch; (mean step, arm) of each block that was measured.
 
-        With `whole`, batches per step, everything between begin and end of a block counts, what begins and ends epochs
-        too; else steady steps only.
+        `fetches` are batches per step; with `epoch_steps` what beginning an epoch takes is spread over so many steps.
         """
         notes = Path(tempfile.mkdtemp(prefix="trial-", dir=self.folder))
         run_folder = notes / "run"
         settings = _replaced(self.launch.settings, folder=str(run_folder), light=True, trial=True)
-        trial = _placed(trial, notes)
+        trial = msgspec.structs.replace(trial, folder=str(notes), cache_folder=str(notes / "cache"))
         launch = replace(self.launch, settings=settings, entry=ENTRY, environment=trial.to_environment())
-        with Path(os.devnull).open("wb") as nothing:
-            outcome = run_profile(launch, lambda _: None, nothing.fileno())
-        check_end(outcome)
-        ran = _blocks(notes)
-        if whole is not None:
-            return tuple((whole * (block.end_s - block.begin_s) / block.batches, block.arm) for block in ran)
-        return _means(run_folder, ran, outcome.manifest)
+        with (notes / "output").open("wb") as output:
+            outcome = run_profile(launch, lambda _: None, output.fileno(), output.fileno())
+        try:
+            check_end(outcome)
+        except RunError as error:
+            raise RunError(f"{error}{_last_words(notes / 'output')}") from None
+        found = _means(run_folder, _blocks(notes), outcome.manifest, fetches=fetches, epoch_steps=epoch_steps)
+        shutil.rmtree(notes)  # scratch and cache of this trial; the next one fills its own
+        return found
 
 
-def _placed(trial: Trial, notes: Path) -> Trial:
-    return msgspec.structs.replace(trial, folder=str(notes), cache_folder=str(notes / "cache"))
+def _last_words(output: Path) -> str:
+    """The last line that names an error, as Python ends a traceback; a whole page of it would help nobody here."""
+    lines = output.read_text(errors="replace").splitlines()
+    said = next((line.strip() for line in reversed(lines) if _ERROR.match(line)), None)
+    return f" ({said[:200]})" if said else ""
 
 
 def _replaced(settings: Settings, **changes: Any) -> Settings:
@@ -150,8 +167,13 @@ def _blocks(notes: Path) -> tuple[Ran, ...]:
     return ()
 
 
-def _means(folder: Path, ran: Sequence[Ran], manifest: Manifest) -> tuple[tuple[float, int], ...]:
-    """Per block, the mean over the steps of rank 0 that began in it; checkpoints, evaluation and the like left out."""
+def _means(
+    folder: Path, ran: Sequence[Ran], manifest: Manifest, *, fetches: float, epoch_steps: float | None
+) -> tuple[tuple[float, int], ...]:
+    """Per block, the mean over the steps of rank 0 that began in it; checkpoints, evaluation and the like left out.
+
+    The first batch of an epoch takes `start_s` instead of the wait that any batch has: the rest is the epoch's.
+    """
     import polars as pl
 
     zero_s = next((rank.clock_zero_s for rank in manifest.ranks if rank.rank == 0), None) or 0.0
@@ -159,9 +181,11 @@ def _means(folder: Path, ran: Sequence[Ran], manifest: Manifest) -> tuple[tuple[
     found = []
     for block in ran:
         inside = steps.filter(pl.col("start_s").is_between(block.begin_s - zero_s, block.end_s - zero_s, closed="left"))
-        mean_s = inside.get_column("duration_s").mean()
+        mean_s, wait_s = (inside.get_column(name).mean() for name in ("duration_s", "data_wait_s"))
         if isinstance(mean_s, float):
-            found.append((mean_s, block.arm))
+            wait_s = wait_s / fetches if isinstance(wait_s, float) else 0.0
+            epoch_s = max(0.0, block.start_s - wait_s) / epoch_steps if epoch_steps else 0.0
+            found.append((mean_s + epoch_s, block.arm))
     return tuple(found)
 
 
