@@ -70,8 +70,73 @@ class LinkRecord(msgspec.Struct, frozen=True, kw_only=True):
     collective: str = "all-reduce"
 
 
+class CopyRecord(msgspec.Struct, frozen=True, kw_only=True):
+    """Pinned host memory to GPUs, `gpus` of them at once: bytes/s of each, the slowest of them, and of all."""
+
+    gpus: int
+    each_bytes_per_s: float
+    slowest_bytes_per_s: float
+    all_bytes_per_s: float
+
+
+class RingRecord(msgspec.Struct, frozen=True, kw_only=True):
+    """Every GPU sends to its neighbour at once: bytes/s of the slowest hop, in one direction."""
+
+    gpus: int
+    slowest_bytes_per_s: float
+    mean_bytes_per_s: float
+
+
+class StorageRecord(msgspec.Struct, frozen=True, kw_only=True):
+    """Reading: from disk with the page cache dropped (`disk`), from memory (`page cache`), from a bucket (`store`)."""
+
+    kind: Literal["disk", "page cache", "store"]
+    bytes_per_s: float
+    readers: int
+    object_bytes: int | None = None
+    note: str = ""
+
+
+class DecodeRecord(msgspec.Struct, frozen=True, kw_only=True):
+    """JPEG to a cropped, flipped tensor: samples/s of one core alone, and of each core when all work."""
+
+    library: str
+    pixels: tuple[int, int]
+    file_bytes: int
+    one_core_samples_per_s: float
+    per_core_samples_per_s: float
+    cores: int
+
+
+class NetworkRecord(msgspec.Struct, frozen=True, kw_only=True):
+    """G of a standard network on one device: samples/s it trains with data already there, with a 95 % interval."""
+
+    name: str
+    precision: str
+    batch: int
+    samples_per_s: float
+    low_samples_per_s: float | None
+    high_samples_per_s: float | None
+    step_s: float
+    parameters: int
+    gradient_bytes: int
+    device: str
+
+
+class DeviceRecord(msgspec.Struct, frozen=True, kw_only=True):
+    """What the process that measures the devices found."""
+
+    torch: str
+    cuda: str | None
+    gpus: tuple[str, ...]
+    copies: tuple[CopyRecord, ...] = ()
+    ring: RingRecord | None = None
+    networks: tuple[NetworkRecord, ...] = ()
+    unknown: dict[str, str] = {}
+
+
 class MachineRecord(msgspec.Struct, frozen=True, kw_only=True):
-    """The whole record."""
+    """The whole record; what characterize adds is empty in a record of probe."""
 
     schema_version: int = SCHEMA_VERSION
     kind: Literal["machine"] = "machine"
@@ -82,7 +147,19 @@ class MachineRecord(msgspec.Struct, frozen=True, kw_only=True):
     hosts: tuple[HostRecord, ...] = ()
     software: dict[str, str] = {}
     links: tuple[LinkRecord, ...] = ()
+    copies: tuple[CopyRecord, ...] = ()
+    ring: RingRecord | None = None
+    storage: tuple[StorageRecord, ...] = ()
+    decode: DecodeRecord | None = None
+    networks: tuple[NetworkRecord, ...] = ()
+    unknown: dict[str, str] = {}
+    """What could not be measured, with why."""
     notes: tuple[str, ...] = ()
+
+    @property
+    def disk_read_bytes_per_s(self) -> float | None:
+        """From disk, cold; None where it was not measured."""
+        return next((one.bytes_per_s for one in self.storage if one.kind == "disk"), None)
 
     def link(self, scope: Scope) -> LinkRecord | None:
         """What was measured there; None where it was not, or where the machine has no such link."""
@@ -99,21 +176,27 @@ def read_machine(path: Path) -> MachineRecord:
     try:
         data = path.read_bytes()
     except OSError as error:
-        raise InputError(f"{path} cannot be read ({error.strerror}). Give a file written by stallwise probe.") from None
+        raise InputError(
+            f"{path} cannot be read ({error.strerror}). Give a file written by stallwise probe or characterize."
+        ) from None
     try:
         document = msgspec.json.decode(data)
     except (msgspec.DecodeError, UnicodeDecodeError) as error:
-        raise InputError(f"{path} is cut off or not JSON ({error}). Run stallwise probe again.") from None
+        raise InputError(
+            f"{path} is cut off or not JSON ({error}). Measure again with stallwise probe or characterize."
+        ) from None
     _check_kind(document, path)
     try:
         return msgspec.convert(document, MachineRecord)
     except msgspec.ValidationError as error:
-        raise InputError(f"{path} is not a usable machine record: {error}. Run stallwise probe again.") from None
+        raise InputError(
+            f"{path} is not a usable machine record: {error}. Measure again with stallwise probe or characterize."
+        ) from None
 
 
 def _check_kind(document: Any, path: Path) -> None:
     if not isinstance(document, dict) or document.get("kind") != "machine":
-        raise InputError(f"{path} is not a machine record. Give a file written by stallwise probe.")
+        raise InputError(f"{path} is not a machine record. Give a file written by stallwise probe or characterize.")
     version = document.get("schema_version")
     if type(version) is int and version > SCHEMA_VERSION:
         raise InputError(

@@ -1,0 +1,164 @@
+"""Bids on machines that may vanish.
+
+All of them are first judged by Daly's closed form, whose only use is to leave few: those on the front of time and cost.
+These go through `spot/plan` replay by replay, and what comes out stands in the answer.
+"""
+
+from dataclasses import dataclass, replace
+
+import numpy as np
+
+from stallwise.cloud.bids import Z80, Bids
+from stallwise.cloud.choose import front
+from stallwise.cloud.fleets import Numbers
+from stallwise.cloud.wish import SpotTerms, Wish
+from stallwise.model.steps import Columns
+from stallwise.spot.plan.fleet import Kind
+from stallwise.spot.plan.interval import young_daly_s
+from stallwise.spot.plan.outlook import Question, Result, evaluate, judged
+
+MOST = 20
+"""Fleets that are replayed."""
+_GRID = np.array([-1.645, -1.036, -0.674, -0.385, -0.126, 0.126, 0.385, 0.674, 1.036, 1.645])
+"""Normal quantiles at 5, 15 … 95 %."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Replayed:
+    """What `spot/plan` says of one bid, at the middle of the job's predicted length."""
+
+    question: Question
+    interval_s: float
+    result: Result
+    in_time: float
+    in_budget: float
+    in_limits: float
+    """Probabilities of keeping deadline, budget and both, the prediction's own uncertainty included."""
+
+
+def through_losses(bids: Bids, wish: Wish) -> tuple[Bids, dict[int, Replayed], Bids]:
+    """Spot bids as they come out of losses; only those on the front are kept.
+
+    By column, what was replayed; and all spot bids by the closed form, for pictures.
+    """
+    spot = bids.spot
+    if wish.spot is None or not spot.any():
+        return bids, {}, bids.take(spot)
+    rough = _roughly(bids, wish.spot)
+    chosen = np.flatnonzero(spot)
+    chosen = chosen[np.isfinite(rough.job_s[chosen])]
+    best = chosen[front(rough.job_s[chosen], rough.usd[chosen])]
+    best = _thinned(best)
+    kept = np.concatenate([np.flatnonzero(~spot), best]).astype(np.int64)
+    taken = rough.take(kept)
+    replays: dict[int, Replayed] = {}
+    columns = {name: getattr(taken, name).copy() for name in _WRITTEN}
+    for place in range(len(kept) - len(best), len(kept)):
+        replays[place] = _replay(bids, int(kept[place]), wish, columns, place)
+    return replace(taken, **columns), replays, rough.take(chosen)
+
+
+_WRITTEN = ("job_s", "low_s", "high_s", "usd", "low_usd", "high_usd", "sure_s", "sure_usd")
+
+
+def _thinned(best: Numbers) -> Numbers:
+    if len(best) <= MOST:
+        return best
+    return best[np.unique(np.linspace(0, len(best) - 1, MOST).round().astype(np.int64))]
+
+
+def _roughly(bids: Bids, terms: SpotTerms) -> Bids:
+    """Times and costs of spot bids by Daly's time for a constant rate of losses."""
+    spot = bids.spot
+    work = bids.job_s - bids.fixed_s
+    rate = bids.nodes / terms.life.mean_s
+    interval = np.minimum(np.maximum(work, 1.0), np.sqrt(2 * terms.save_s / rate) + 1.0)
+    with np.errstate(over="ignore"):
+        tries = (1 / rate + terms.provision_s + terms.restart_s) * np.expm1(rate * (interval + terms.save_s))
+        factor = np.where(spot, tries / interval, 1.0)
+    return _stretched(bids, factor, terms)
+
+
+def _stretched(bids: Bids, factor: Columns, terms: SpotTerms) -> Bids:
+    def time(seconds: Columns) -> Columns:
+        return bids.fixed_s + (seconds - bids.fixed_s) * factor
+
+    ratio = (time(bids.job_s) - bids.provision_s) / (bids.job_s - bids.provision_s)
+    return replace(
+        bids,
+        job_s=time(bids.job_s),
+        low_s=time(bids.low_s),
+        high_s=time(bids.high_s),
+        usd=bids.usd * ratio,
+        low_usd=bids.low_usd * ratio,
+        high_usd=bids.high_usd * ratio,
+        sure_s=time(bids.sure_s),
+        sure_usd=bids.sure_usd * ratio,
+    )
+
+
+def question_of(bids: Bids, column: int, wish: Wish) -> Question:
+    """The bid as `spot/plan` asks it."""
+    terms = wish.spot
+    assert terms is not None  # noqa: S101 - asked only for spot bids
+    one = bids.offers[int(bids.offer[column])]
+    on_demand = [
+        other.usd_per_h
+        for other in bids.offers
+        if other.offer.instance == one.offer.instance and other.offer.market == "on-demand"
+    ]
+    return Question(
+        name=one.offer.instance.name,
+        work_s=float(bids.job_s[column] - bids.fixed_s),
+        save_s=terms.save_s,
+        provision_s=terms.provision_s,
+        restart_s=terms.restart_s,
+        kind=Kind(
+            name=f"{one.offer.instance.name} {one.offer.zone or one.offer.region}",
+            usd_per_h=min(on_demand, default=one.offer.usd_per_h),
+            spot_usd_per_h=one.usd_per_h,
+            life=terms.life,
+        ),
+        machines=int(bids.nodes[column]),
+        on_loss=terms.on_loss,
+        deadline_s=wish.deadline_s,
+        budget_usd=wish.budget_usd,
+        trace=terms.trace,
+        other_usd_per_h=one.keeping_usd_per_h or 0.0,
+        replays=terms.replays,
+        seed=terms.seed,
+    )
+
+
+def _replay(bids: Bids, column: int, wish: Wish, columns: dict[str, Columns], place: int) -> Replayed:
+    question = question_of(bids, column, wish)
+    terms = wish.spot
+    assert terms is not None  # noqa: S101 - asked only for spot bids
+    interval_s = min(young_daly_s(terms.save_s, terms.life.mean_s / question.machines), question.work_s)
+    outcomes = evaluate(question, max(interval_s, 1.0))
+    once = bids.offers[int(bids.offer[column])].moving_usd or 0.0
+    work = bids.job_s[column] - bids.fixed_s
+    low, high = ((bound[column] - bids.fixed_s) / work for bound in (bids.low_s, bids.high_s))
+    factors = np.where(_GRID < 0, low ** (-_GRID / Z80), high ** (_GRID / Z80))
+    # Losses and redone work grow with the job's own length; machines and their start do not.
+    times = wish.provision_s + (outcomes.finish_s - wish.provision_s)[:, None] * factors
+    costs = once + outcomes.cost_usd[:, None] * factors
+    soon = np.isfinite(times) & (times <= (wish.deadline_s or np.inf))
+    cheap = np.isfinite(times) & (costs <= (wish.budget_usd or np.inf))
+    _write(columns, place, "s", times, wish.sure)
+    _write(columns, place, "usd", costs, wish.sure)
+    columns["job_s"][place], columns["usd"][place] = outcomes.finish_s.mean(), once + outcomes.cost_usd.mean()
+    return Replayed(
+        question=question,
+        interval_s=max(interval_s, 1.0),
+        result=judged(outcomes, question),
+        in_time=float(soon.mean()),
+        in_budget=float(cheap.mean()),
+        in_limits=float((soon & cheap).mean()),
+    )
+
+
+def _write(columns: dict[str, Columns], place: int, unit: str, values: Columns, sure: float) -> None:
+    flat = values.ravel()
+    for name, part in ((f"low_{unit}", 0.1), (f"high_{unit}", 0.9), (f"sure_{unit}", sure)):
+        columns[name][place] = np.quantile(flat, part, method="higher")

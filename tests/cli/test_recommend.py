@@ -1,0 +1,170 @@
+"""`stallwise recommend`: the answer in every form, and one sentence for every way there is none."""
+
+import json
+from pathlib import Path
+from typing import Any
+
+import msgspec
+import pytest
+
+from stallwise.run.manifest import MANIFEST_NAME, read_manifest
+from tests.conftest import Cli
+from tests.report.made_runs import make_full_run
+
+WORK = ("--epochs", "90", "--epoch-samples", "1281167")
+
+
+@pytest.fixture(scope="module")
+def run(tmp_path_factory: pytest.TempPathFactory) -> str:
+    folder = tmp_path_factory.mktemp("recommend") / "run"
+    make_full_run(folder)
+    return str(folder)
+
+
+@pytest.fixture(scope="module")
+def bare(tmp_path_factory: pytest.TempPathFactory) -> str:
+    """The same run as --light leaves it: no model, no layers, no gradients."""
+    folder = tmp_path_factory.mktemp("recommend") / "bare"
+    make_full_run(folder)
+    manifest = msgspec.structs.replace(read_manifest(folder), model=None)
+    (folder / MANIFEST_NAME).write_bytes(msgspec.json.encode(manifest))
+    (folder / "gradients.parquet").unlink(missing_ok=True)
+    return str(folder)
+
+
+def _json(ask: Cli, *arguments: str, code: int = 0) -> Any:
+    return json.loads(ask("recommend", *arguments, "--json", code=code).stdout)
+
+
+def _no(ask: Cli, *arguments: str) -> str:
+    done = ask("recommend", *arguments, code=2)
+    assert done.stdout == ""
+    assert done.stderr.startswith("stallwise: ")
+    return done.stderr
+
+
+def test_the_real_program_answers(cli: Cli, run: str, tmp_path: Path) -> None:
+    page, task, batch = tmp_path / "page.html", tmp_path / "task.yaml", tmp_path / "job.sh"
+    done = cli(
+        "recommend", run, *WORK, "--deadline", "12h", "--html", str(page), "--skypilot", str(task),
+        "--slurm", str(batch), "--torchrun",
+    )  # fmt: skip
+    for words in ("what to rent", "answer", "the front", "why others lost", "◆ pick", "kept with", "torchrun --nproc"):
+        assert words in done.stdout
+    assert max(map(len, done.stdout.splitlines())) <= 120
+    text = page.read_text()
+    assert "<script" not in text
+    assert "https://" not in text.replace("http://www.w3.org", "")
+    assert "prefers-color-scheme: dark" in text
+    assert text.count("<circle") > 50
+    assert "ordered:" in task.read_text()
+    assert "#SBATCH --nodes=" in batch.read_text()
+
+
+def test_json_adds_up(ask: Cli, run: str) -> None:
+    found = _json(ask, run, *WORK, "--deadline", "12h", "--data-in", "us-east-1", "--startup", "3min")
+    pick = found["pick"]
+    assert pick["time_low_s"] <= pick["time_s"] <= pick["time_high_s"] * (1 + 1e-12)
+    assert pick["in_time"] >= 0.9
+    rent = pick["usd_per_h"] * pick["machines"] * pick["time_s"] / 3600
+    assert pick["usd"] == pytest.approx(rent + pick["moving_usd"] + pick["keeping_usd"])
+    assert found["prices"]["age_days"] > 0
+    assert found["lost"]
+    assert all(one["why"] for one in found["lost"])
+    times = [one["time_s"] for one in found["front"]]
+    costs = [one["usd"] for one in found["front"]]
+    assert times == sorted(times)
+    assert costs == sorted(costs, reverse=True)
+    assert not found["stay"]
+
+
+def test_filters(ask: Cli, run: str) -> None:
+    gpus = ("--gpus", "A100", "--gpus", "H100")
+    found = _json(ask, run, *WORK, "--budget", "500usd", "--clouds", "aws,gcp", *gpus, "--max-nodes", "2")
+    for option in [found["pick"], *found["front"]]:
+        assert option["cloud"] in ("aws", "gcp")
+        assert option["gpu"].startswith(("A100", "H100"))
+        assert option["machines"] <= 2
+    one = _json(ask, run, *WORK, "--regions", "us-west-2", "--instances", "p4d.24xlarge")
+    assert {(o["region"], o["instance"]) for o in one["front"]} == {("us-west-2", "p4d.24xlarge")}
+
+
+def test_terms_from_a_file(ask: Cli, run: str, tmp_path: Path) -> None:
+    file = tmp_path / "terms.yaml"
+    file.write_text("discounts:\n  aws: 40%\nquotas:\n  gcp: 8\n")
+    found = _json(ask, run, *WORK, "--deadline", "12h", "--terms", str(file), "--clouds", "aws")
+    assert found["pick"]["usd_per_h"] == pytest.approx(0.6 * found["pick"]["listed_usd_per_h"])
+    file.write_text("rebates: 3\n")
+    assert "discounts" in _no(ask, run, *WORK, "--terms", str(file))
+
+
+def test_spot_and_its_places(ask: Cli, run: str) -> None:
+    found = _json(ask, run, *WORK, "--deadline", "24h", "--spot-only", "--mean-life", "12h")
+    assert found["pick"]["market"] == "spot"
+    assert found["pick"]["spot"]["losses"] > 0
+    assert found["places"]["highest_usd_per_h"] > found["places"]["lowest_usd_per_h"]
+    assert "--mean-life" in _no(ask, run, *WORK, "--spot")
+
+
+def test_a_run_without_layers_is_judged_with_a_wider_interval(ask: Cli, run: str, bare: str) -> None:
+    asked = (*WORK, "--instances", "p4d.24xlarge", "--max-nodes", "1")
+    known, wide = (_json(ask, one, *asked, "--gpus", "A100") for one in (run, bare))
+    assert any("holds no layers" in words for words in wide["assumptions"])
+    assert any("--parameters" in words for words in wide["assumptions"])
+    assert wide["pick"]["gpus"] == 1
+
+    def width(found: Any) -> float:
+        one = found["front"][0]
+        return float(one["step_high_s"] / one["step_low_s"])
+
+    assert width(wide) > width(known)
+    several = _json(ask, bare, *asked, "--parameters", "11.7M")
+    assert any(one["gpus"] > 1 for one in several["front"])
+
+
+def test_exit_codes_and_sentences(ask: Cli, run: str) -> None:
+    late = ask("recommend", run, *WORK, "--deadline", "1s", code=1)
+    assert "more than the deadline" in late.stderr
+    assert "What would do" in late.stderr
+    poor = ask("recommend", run, *WORK, "--budget", "0.001usd", "--here-price", "9", code=1)
+    assert "more than the budget" in poor.stderr
+    assert "--epoch-samples" in _no(ask, run, "--epochs", "3")
+    assert "Say how long the job is" in _no(ask, run)
+    assert "Did you mean" in _no(ask, run, *WORK, "--gpus", "H10O")
+    assert "region" in _no(ask, run, *WORK, "--regions", "mars-north-1")
+    assert "No price is listed for us-east-1 in gcp" in _no(
+        ask, run, *WORK, "--regions", "us-east-1", "--clouds", "gcp"
+    )
+    assert "is not an amount" in _no(ask, run, *WORK, "--budget", "lots")
+    assert "INSTANCE=FILE" in _no(ask, run, *WORK, "--machine", "m.json")
+    assert "There is no run" in _no(ask, "nowhere", *WORK)
+
+
+def test_stash_mode(ask: Cli, tmp_path: Path) -> None:
+    table = tmp_path / "measured.csv"
+    table.write_text(
+        "instance,machines,epoch_s,first_epoch_s\np3.2xlarge,1,4000,5000\np3.16xlarge,1,600,700\np3.8xlarge,2,900,1000\n"
+    )
+    found = _json(ask, "--measured", str(table), "--epochs", "10", "--deadline", "3h")
+    assert found["pick"] == "1 × p3.16xlarge"
+    done = ask("recommend", "--measured", str(table), "--epochs", "10", "--deadline", "1h", code=1)
+    assert "No measured configuration keeps the limits" in done.stderr
+
+
+def test_a_machine_record_goes_before_the_list(ask: Cli, run: str, tmp_path: Path) -> None:
+    line = {"latency_s": 1e-4, "s_per_byte": 1e-8}
+    record = {
+        "kind": "machine", "schema_version": 1, "created": "2026-11-15T12:00:00Z", "stallwise_version": "0",
+        "ranks": 8, "nodes": 1,
+        "links": [
+            {"scope": "inside", "ranks": 8, "nodes": 1, "backend": "nccl", "points": [],
+             "fit": {"small": line, "large": line, "break_bytes": None, "low": 0.9, "high": 1.1}}
+        ],
+    }  # fmt: skip
+    file = tmp_path / "slow.json"
+    file.write_text(json.dumps(record))
+    asked = (*WORK, "--instances", "p4d.24xlarge", "--max-nodes", "1", "--deadline", "100h")
+    listed = _json(ask, run, *asked)
+    measured = _json(ask, run, *asked, "--machine", f"p4d.24xlarge={file}")
+    eight = [next(o for o in found["points"] if o["fleet"] == "1 × p4d.24xlarge") for found in (listed, measured)]
+    assert eight[1]["time_s"] > eight[0]["time_s"]

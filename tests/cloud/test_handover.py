@@ -1,0 +1,162 @@
+"""The pick handed over; SkyPilot itself loads the task and asks our estimator."""
+
+import csv
+import datetime as dt
+import json
+import os
+import shlex
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from stallwise.cloud.estimator import estimator, job_s
+from stallwise.cloud.handover import ranked, sky_label, skypilot_task, skypilot_yaml, slurm_batch, torchrun_line
+from stallwise.cloud.recommend import Recommendation, recommend
+from stallwise.cloud.wish import Wish
+from stallwise.errors import InputError
+from tests.cloud.made import catalog, made_subject
+from tests.conftest import ROOT, lacks
+
+SKYPILOT = "skypilot==0.14.1"
+COMMAND = ["train.py", "--data", "my images"]
+WISH = Wish(samples=2e7, deadline_s=3 * 3600.0, clouds=frozenset({"aws"}), max_nodes=8)
+
+
+@pytest.fixture(scope="module")
+def found() -> Recommendation:
+    return recommend(made_subject(layers=6), WISH, catalog().offers, dt.date(2026, 9, 1))
+
+
+@pytest.fixture(scope="module")
+def sky_python() -> Path:
+    """The interpreter of a virtual environment with SkyPilot: it is heavy (a minute), and its pins are not ours."""
+    folder = Path(os.environ.get("STALLWISE_SKYPILOT", ROOT / "build/skypilot-venv"))
+    python = folder / "bin/python"
+    if not python.exists() and os.environ.get("STALLWISE_REQUIRE") == "all":
+        subprocess.run([sys.executable, "-m", "venv", str(folder)], check=True)
+        plain = {name: value for name, value in os.environ.items() if name != "PIP_CONSTRAINT"}
+        subprocess.run([str(python), "-m", "pip", "install", "--quiet", SKYPILOT], check=True, env=plain)
+    if not python.exists():
+        lacks(f"SkyPilot: python -m venv build/skypilot-venv && build/skypilot-venv/bin/pip install {SKYPILOT}")
+    return python
+
+
+def test_the_candidates_are_alike_and_in_order(found: Recommendation) -> None:
+    options = ranked(found)
+    assert options[0] == found.pick
+    assert all((one.nodes, one.used) == (options[0].nodes, options[0].used) for one in options)
+    assert all(one.in_limits >= WISH.sure for one in options)
+    task = skypilot_task(found, COMMAND)
+    assert task["num_nodes"] == options[0].nodes
+    assert len(task["resources"]["ordered"]) == len(options)
+
+
+def test_lines_for_torchrun_and_slurm(found: Recommendation) -> None:
+    pick = ranked(found)[0]
+    words = shlex.split(torchrun_line(pick, COMMAND))
+    assert words[:3] == ["torchrun", "--nproc-per-node", str(pick.used)]
+    assert words[-3:] == COMMAND
+    batch = slurm_batch(found, COMMAND)
+    assert f"#SBATCH --nodes={pick.nodes}" in batch
+    assert subprocess.run(["bash", "-n"], input=batch, text=True, check=False).returncode == 0
+
+
+def test_the_estimator_says_what_the_recommendation_says(found: Recommendation) -> None:
+    pick = ranked(found)[0]
+    subject = found.subject
+    told = job_s(subject, WISH, pick.offer.instance, pick.nodes)
+    if pick.used == pick.offer.instance.gpu_count:
+        assert told == pytest.approx(pick.job_s, rel=1e-9)
+
+    class Asked:
+        cloud = "AWS"
+        instance_type = "p4d.24xlarge"
+        accelerators = None
+
+    assert estimator(subject, WISH, catalog())(Asked()) == job_s(subject, WISH, catalog().instance("p4d.24xlarge"), 1)
+    huge = made_subject(parameters=60e9)
+    with pytest.raises(InputError, match="does not fit"):
+        job_s(huge, WISH, catalog().instance("p4d.24xlarge"), 1)
+
+
+_LOAD = """
+import json, sys, warnings
+warnings.simplefilter("ignore")
+import sky
+from sky import clouds, optimizer
+from sky.utils import common
+
+task = sky.Task.from_yaml(sys.argv[1])
+task.validate(skip_file_mounts=True)
+seconds = json.loads(sys.argv[2])
+task.set_time_estimator(lambda resources: seconds[resources.instance_type])
+ordered = list(task.resources)
+told = {
+    "nodes": task.num_nodes, "types": [r.instance_type for r in ordered], "run": task.run,
+    "regions": [r.region for r in ordered], "kind": type(task.resources).__name__,
+    "estimated": [task.estimate_runtime(r) for r in ordered],
+    "usd": {r.instance_type: task.num_nodes * r.get_cost(seconds[r.instance_type]) for r in ordered},
+}
+# No account is at hand; which clouds are enabled is all the optimizer asks of one.
+optimizer.sky_check.get_cached_enabled_clouds_or_refresh = lambda *_, **__: [clouds.AWS()]
+task.set_resources(set(ordered))
+for target in ("TIME", "COST"):
+    with sky.Dag() as dag:
+        dag.add(task)
+    optimizer.Optimizer.optimize(dag, minimize=common.OptimizeTarget[target], quiet=True)
+    told[target] = dag.tasks[0].best_resources.instance_type
+print("TOLD" + json.dumps(told))
+"""
+
+
+def _catalog_of_skypilot(home: Path) -> None:
+    """What SkyPilot would download: AWS as our catalog lists it."""
+    rows: dict[tuple[str, str], dict[str, object]] = {}
+    for offer in catalog().offers:
+        instance = offer.instance
+        if instance.cloud != "aws" or instance.retired_on is not None:
+            continue
+        row = rows.setdefault(
+            (instance.name, offer.region),
+            {
+                "InstanceType": instance.name, "AcceleratorName": sky_label(instance.gpu.name),
+                "AcceleratorCount": instance.gpu_count, "vCPUs": instance.vcpus,
+                "MemoryGiB": instance.memory_bytes / 2**30, "Price": "", "Region": offer.region, "GpuInfo": "",
+                "SpotPrice": "", "AvailabilityZone": f"{offer.region}a", "Arch": "x86_64",
+            },
+        )  # fmt: skip
+        row["Price" if offer.market == "on-demand" else "SpotPrice"] = offer.usd_per_h
+    path = home / ".sky/catalogs/v8/aws/vms.csv"
+    path.parent.mkdir(parents=True)
+    with path.open("w", newline="") as file:
+        writer = csv.DictWriter(file, list(next(iter(rows.values()))))
+        writer.writeheader()
+        writer.writerows(rows.values())
+
+
+def test_skypilot_loads_the_task_and_its_optimizer_takes_our_times(
+    found: Recommendation, sky_python: Path, tmp_path: Path
+) -> None:
+    _catalog_of_skypilot(tmp_path)
+    path = tmp_path / "task.yaml"
+    path.write_text(skypilot_yaml(found, COMMAND))
+    options = ranked(found)
+    assert len(options) >= 2
+    seconds = {one.offer.instance.name: job_s(found.subject, WISH, one.offer.instance, one.nodes) for one in options}
+    environment = {"PATH": os.environ["PATH"], "HOME": str(tmp_path), "SKYPILOT_DISABLE_USAGE_COLLECTION": "1"}
+    done = subprocess.run(
+        [str(sky_python), "-c", _LOAD, str(path), json.dumps(seconds)],
+        capture_output=True, text=True, timeout=120, env=environment, check=False,
+    )  # fmt: skip
+    assert done.returncode == 0, done.stderr[-2000:]
+    told = json.loads(next(line for line in done.stdout.splitlines() if line.startswith("TOLD"))[4:])
+    assert told["nodes"] == options[0].nodes
+    assert told["types"] == [one.offer.instance.name for one in options]
+    assert told["regions"] == [one.offer.region for one in options]
+    assert told["kind"] == "list"  # ordered, not any of them
+    assert told["estimated"] == [seconds[name] for name in told["types"]]
+    assert "my images" in told["run"]
+    assert told["TIME"] == min(seconds, key=lambda name: seconds[name])
+    assert told["COST"] == min(told["usd"], key=lambda name: told["usd"][name])
