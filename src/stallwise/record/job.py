@@ -22,6 +22,7 @@ if TYPE_CHECKING:
     import polars
 
 _REST = "(rest of backward)"
+_NOTHING_S = 1e-12  # what sums of times leave by rounding
 
 # Of a step whose passes are not known (compiled models): backward does twice the work of forward.
 _FORWARD_PART = 1 / 3
@@ -35,12 +36,14 @@ def job_of(run: Run) -> Job:
     if model is None or not gradients.height:
         raise InputError(
             f"The run at {run.path} says nothing about layers and gradients, which predictions are made from. "
-            "Profile the job again without --light, long enough for one round of all phases."
+            + _remedy(run.manifest)
         )
     passes = model.micro_batches or 1
     world = run.manifest.world
     per_node = max(1, world.world_size // world.nnodes)
-    samples = profile.samples_per_s * profile.step_s / world.world_size if profile.samples_per_s else None
+    # Ranks that left no record left no samples either.
+    seen = max(1, run.table("steps").get_column("rank").n_unique())
+    samples = profile.samples_per_s * profile.step_s / seen if profile.samples_per_s else None
     return Job(
         name=PurePath(profile.script).name or profile.script,
         trace=_trace(run, profile, model, passes),
@@ -60,6 +63,12 @@ def job_of(run: Run) -> Job:
         cores_per_node=min((node.cores for node in run.manifest.nodes if node.cores), default=None),
         assumptions=_assumptions(run.manifest, model, profile),
     )
+
+
+def _remedy(manifest: Manifest) -> str:
+    if manifest.job.launcher == "trace":
+        return "Record the trace again with a whole step in it, backward pass included, and with record_shapes=True."
+    return "Profile the job again without --light, long enough for one round of all phases."
 
 
 def job_of_layers(trace: LayerTrace) -> Job:
@@ -123,9 +132,9 @@ def _trace(run: Run, profile: Profile, model: ModelRecord, passes: int) -> Layer
 def _timed_layers(run: Run, model: ModelRecord, passes: int) -> list[Layer]:
     import polars as pl
 
-    gradients = run.table("gradients").filter(pl.col("rank") == 0).sort("order")
+    gradients = run.table("gradients").filter(pl.col("rank") == pl.col("rank").min()).sort("order")
     forward_s = (model.forward_s or 0.0) / passes
-    forward = _forward_by_module(run, forward_s)
+    forward = _forward_by_name(run, gradients.get_column("name").to_list()) or _forward_by_module(run, forward_s)
     backward_s = (model.backward_s or 0.0) / passes
     found, before_s = [], 0.0
     for name, size, ready_s in gradients.select("name", "bytes", "ready_s").iter_rows():
@@ -134,7 +143,7 @@ def _timed_layers(run: Run, model: ModelRecord, passes: int) -> list[Layer]:
         found.append(
             Layer(
                 name=name,
-                forward_s=forward.pop(module, 0.0),
+                forward_s=forward.pop(name if name in forward else module, 0.0),
                 backward_s=now_s - before_s,
                 gradient_bytes=size,
             )
@@ -143,14 +152,22 @@ def _timed_layers(run: Run, model: ModelRecord, passes: int) -> list[Layer]:
     # Forward of modules whose gradients were not seen, or of a model that computes without modules.
     left_s = max(0.0, forward_s - sum(layer.forward_s for layer in found))
     rest = Layer(name=_REST, forward_s=left_s, backward_s=backward_s - before_s, gradient_bytes=0)
-    return [*([rest] if rest.forward_s or rest.backward_s else []), *reversed(found)]
+    return [*([rest] if max(rest.forward_s, rest.backward_s) > _NOTHING_S else []), *reversed(found)]
+
+
+def _forward_by_name(run: Run, gradients: list[str]) -> dict[str, float]:
+    """Forward times of an imported layer file, whose layers are called as its gradients; empty for any other run."""
+    layers = run.table("layers")
+    times = dict(layers.select("name", "forward_s").iter_rows())
+    return times if times.keys() == set(gradients) else {}
 
 
 def _forward_by_module(run: Run, forward_s: float) -> dict[str, float]:
     """Forward time by the module that owns parameters, what lies between two of them counted to the earlier."""
     import polars as pl
 
-    layers = run.table("layers").filter((pl.col("rank") == 0) & (pl.col("parameter_bytes") > 0)).sort("layer")
+    lowest = pl.col("rank") == pl.col("rank").min()
+    layers = run.table("layers").filter(lowest & (pl.col("parameter_bytes") > 0)).sort("layer")
     names, starts = layers.get_column("name").to_list(), layers.get_column("forward_start_s").to_list()
     ends = [*starts[1:], *(max(forward_s, last) for last in starts[-1:])]
     spans = {name: max(0.0, end - start) for name, start, end in zip(names, starts, ends, strict=True)}
@@ -163,7 +180,8 @@ def _assumed_layers(run: Run, compute_s: float) -> list[Layer]:
     """Without times: forward a third and backward two thirds of compute, shared by bytes."""
     import polars as pl
 
-    gradients: polars.DataFrame = run.table("gradients").filter(pl.col("rank") == 0).sort("order")
+    lowest = pl.col("rank") == pl.col("rank").min()
+    gradients: polars.DataFrame = run.table("gradients").filter(lowest).sort("order")
     total = max(1, gradients.get_column("bytes").sum())
     return [
         Layer(

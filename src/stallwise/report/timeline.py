@@ -10,6 +10,7 @@ from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 from stallwise.record import plan
+from stallwise.record.trace_run import FACTS, WORKED_OUT
 from stallwise.run.manifest import Manifest
 from stallwise.run.reader import Run
 
@@ -126,6 +127,10 @@ def slices(run: Run, shifts: tuple[NodeShift, ...], ranks: tuple[int, ...]) -> I
     from polars import col
 
     tables = {name: run.table(name) for name in ("steps", "batches", "events", "spans", "collectives")}
+    # Phases that an import worked out took no time of their own, and its figures are no happenings.
+    worked_out = [phase.name for phase in run.manifest.phases if phase.differs.startswith(WORKED_OUT)]
+    tables["steps"] = tables["steps"].filter(~col("phase").is_in(worked_out))
+    tables["events"] = tables["events"].filter(~col("kind").str.starts_with(FACTS))
     nodes = {rank.rank: rank.node for rank in run.manifest.ranks}
     of_node = {shift.node: shift.shift_s for shift in shifts}
     by_rank = {rank: of_node.get(nodes.get(rank, 0), 0.0) for rank in ranks}

@@ -1,4 +1,5 @@
-"""Other people's step traces as `LayerTrace`: B-Caffe logs, PipeDream profiles, DreamDDP times, cluster-sim layers.
+"""Other people's step traces as `LayerTrace`: B-Caffe logs, PipeDream profiles, DreamDDP times, cluster-sim layers,
+and our own layer files. What ran on a device, kernel by kernel, is read by `trace_files`.
 
 `read_layers` finds out which it is. What a format does not hold is said in the trace's `times`, never made up silently.
 """
@@ -9,6 +10,7 @@ from stallwise.errors import InputError
 from stallwise.run.readers.bcaffe import looks_like_bcaffe, read_bcaffe
 from stallwise.run.readers.cluster_sim import looks_like_cluster_sim, read_cluster_sim
 from stallwise.run.readers.dreamddp import looks_like_dreamddp, read_dreamddp
+from stallwise.run.readers.layer_file import looks_like_layer_file, read_layer_file, trace_of
 from stallwise.run.readers.numbers import text_of
 from stallwise.run.readers.pipedream import PipedreamProfile, looks_like_pipedream, read_pipedream
 from stallwise.workload.layers import LayerTrace
@@ -26,6 +28,8 @@ __all__ = [
 def read_layers(path: Path) -> LayerTrace:
     """The layers in a file of any format known here."""
     text = text_of(path)
+    if looks_like_layer_file(text):
+        return trace_of(read_layer_file(path), path)
     if looks_like_bcaffe(text):
         return read_bcaffe(path)
     if looks_like_pipedream(text):
@@ -36,5 +40,5 @@ def read_layers(path: Path) -> LayerTrace:
         return read_cluster_sim(path)
     raise InputError(
         f"{path} is no layer trace known here; it should be a B-Caffe log, a PipeDream graph.txt, "
-        "a DreamDDP …bp.json or its CSV, or a cluster-sim layer CSV."
+        "a DreamDDP …bp.json or its CSV, a cluster-sim layer CSV, or a layer file of stallwise trace export --layers."
     )

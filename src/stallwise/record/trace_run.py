@@ -1,0 +1,243 @@
+"""Traces of other profilers written as a run, which every command reads like one of ours.
+
+Steps are those the profiler marked, in the phase *as is*. What a profile measures by taking something away is worked
+out here from what the device did (`trace_steps`) and written as the phases of that name; each says so in `differs`.
+"""
+
+from collections.abc import Sequence
+from dataclasses import asdict, dataclass
+from pathlib import Path, PurePath
+
+import msgspec
+import numpy as np
+
+from stallwise.errors import InputError
+from stallwise.model.rendezvous import Arrivals, arrivals
+from stallwise.record import plan
+from stallwise.record.trace_model import TracedModel, traced_model
+from stallwise.record.trace_path import path_of
+from stallwise.record.trace_ranks import RankView, TracedJob, traced_job
+from stallwise.record.trace_split import rank_splits
+from stallwise.record.trace_steps import TracedStep, traced_steps
+from stallwise.run.join import join
+from stallwise.run.manifest import JobRecord, Manifest, NodeRecord, PhaseRecord, WorldRecord, new_manifest
+from stallwise.run.readers.device_trace import NO_STEP, DeviceTrace, Work
+from stallwise.run.schema import BatchRow, EventRow, GradientRow, SpanRow, StepRow
+from stallwise.run.writer import RankWriter, start_run
+
+LAUNCHER = "trace"
+"""The manifest's launcher of a run that was a trace."""
+SPLIT, ARRIVALS, CLOCK, PATH = "trace split", "trace arrivals", "trace clock", "critical path"
+TRACKS = {Work.COMPUTE: "kernel", Work.COMMUNICATION: "collective", Work.MEMORY: "copy", Work.OTHER: "kernel"}
+SYNC = "device wait"
+
+WORKED_OUT = "worked out from the trace, nothing was taken away: "
+FACTS = "trace "
+"""What the kinds of events begin with that hold figures for programs."""
+_DIFFERS = {
+    plan.AS_IS: "nothing; as traced",
+    plan.HOST: WORKED_OUT + "the step less the time in which the device was idle while the loop waited for its batch",
+    plan.DEVICE: WORKED_OUT + "the same less copies to the device that nothing hides",
+    plan.ALONE: WORKED_OUT + "the same less collectives that no compute hides",
+}
+_USUAL_GPUS = 8
+_UNNAMED_GPU = "GPU (not named in the trace)"
+_OWN_LOADING = "_SingleProcessDataLoaderIter"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Given:
+    """What a trace cannot say and the user may."""
+
+    name: str | None = None
+    samples: int | None = None
+    """Of one rank's step."""
+    gpus_per_node: int | None = None
+    world_size: int | None = None
+
+    def __post_init__(self) -> None:
+        for field in ("samples", "gpus_per_node", "world_size"):
+            value = getattr(self, field)
+            if value is not None and value < 1:
+                raise InputError(f"--{field.replace('_', '-')} takes a whole number from 1, not {value}.")
+
+
+def write_run(traces: Sequence[DeviceTrace], folder: Path, given: Given | None = None) -> Manifest:
+    """The run of these ranks in a new folder."""
+    given = given or Given()
+    job = traced_job(traces, given.world_size)
+    steps = {view.rank: traced_steps(job, view) for view in job.ranks}
+    model = traced_model(job)
+    phases = _phases(job, steps)
+    start_run(folder, _manifest(job, folder, given, model, phases))
+    found = arrivals(job.meetings)
+    splits = {split.rank: split for split in rank_splits([(view.rank, view.trace) for view in job.ranks])}
+    path = path_of(job)
+    for view in job.ranks:
+        # All ranks stand on one clock already, so no reader may shift them apart by node again.
+        with RankWriter.open(
+            folder, view.rank, node=0, backend=view.trace.backend, clock_zero_s=0.0, flush_rows=1 << 20
+        ) as writer:
+            _write_steps(writer, job, steps[view.rank], phases, given.samples)
+            _write_batches(writer, job, view, given.samples)
+            _write_spans(writer, job, view)
+            for segment in path:
+                if segment.rank == view.rank:
+                    start_s = (segment.start_ns - job.zero_ns) / 1e9
+                    name = f"{segment.on}: {segment.name}" if segment.name else str(segment.on)
+                    length_s = (segment.end_ns - segment.start_ns) / 1e9
+                    writer.append("spans", SpanRow(view.rank, None, PATH, name, start_s, length_s))
+            if view.rank in splits:
+                writer.append("events", _fact(view.rank, SPLIT, asdict(splits[view.rank])))
+            _write_shared(writer, job, view.rank, found)
+            if view is job.ranks[0]:
+                _write_model(writer, model)
+    return join(folder)
+
+
+def _manifest(
+    job: TracedJob, folder: Path, given: Given, model: TracedModel, phases: tuple[PhaseRecord, ...]
+) -> Manifest:
+    first = job.ranks[0].trace
+    per_node, sure = _per_node(job, given)
+    nodes = -(-job.world_size // per_node)
+    names = first.gpus[:per_node] or (() if first.on_processor else (_UNNAMED_GPU,) * per_node)
+    return new_manifest(
+        JobRecord(script=given.name or _name(job), launcher=LAUNCHER),
+        world=WorldRecord(world_size=job.world_size, nnodes=nodes, backend=first.backend),
+        nodes=tuple(NodeRecord(node=node, gpus=names) for node in range(min(nodes, 1024))),
+        phases=phases,
+        notes=tuple(_notes(job, model, sure=sure, per_node=per_node)),
+    )
+
+
+def _name(job: TracedJob) -> str:
+    return PurePath(job.ranks[0].trace.source).name
+
+
+def _per_node(job: TracedJob, given: Given) -> tuple[int, bool]:
+    """Ranks of one machine, and whether somebody said so: the user, or the list of GPUs in the trace."""
+    listed = len(job.ranks[0].trace.gpus)
+    if given.gpus_per_node or listed:
+        return min(given.gpus_per_node or listed, job.world_size), True
+    return min(_USUAL_GPUS, job.world_size), job.world_size == 1
+
+
+def _notes(job: TracedJob, model: TracedModel, *, sure: bool, per_node: int) -> list[str]:
+    said = ["Imported from a trace: stalls are worked out from one set-up, not measured by taking something away."]
+    if job.marked and len(job.numbers) > 1:
+        said.append(f"The first of {len(job.numbers)} traced steps is not kept: the profiler starts in it.")
+    elif job.marked:
+        said.append("The trace holds one step only, so the one in which the profiler starts could not be dropped.")
+    else:
+        said.append("The trace marks no steps (profiler.step() was not called): all of it counts as one.")
+    if not sure:
+        said.append(f"How many GPUs a machine had is not in the trace; {per_node} is assumed (--gpus-per-node says).")
+    if model.why_not:
+        said.append(f"Nothing can be predicted from this run: {model.why_not}.")
+    elif not model.record or model.record.flops_per_step is None:
+        said.append("FLOPs cannot be counted without shapes (record_shapes=True), so no other GPU can be predicted.")
+    if any(view.trace.on_processor for view in job.ranks):
+        said.append("No device is in the trace: operators of the processor count as compute.")
+    if len(job.ranks) == 1 and job.world_size > 1:
+        said.append("One rank was traced: its collectives hold the waiting for ranks that came later.")
+    if any(_OWN_LOADING in mark.name for view in job.ranks for mark in view.trace.loader):
+        said.append("The training process loads its own batches; reading is not told from preparing.")
+    said += [note for view in job.ranks for note in view.trace.notes]
+    loose = [shift.rank for shift in job.shifts[1:] if not shift.collectives]
+    if loose:
+        said.append(f"Rank {loose[0]} shares no collective with rank {job.ranks[0].rank}; its clock is as recorded.")
+    return said
+
+
+def _phases(job: TracedJob, steps: dict[int, tuple[TracedStep, ...]]) -> tuple[PhaseRecord, ...]:
+    every = [step for found in steps.values() for step in found if step.number in job.kept]
+    wanted = {
+        plan.AS_IS: True,
+        plan.HOST: any(step.data_wait_s is not None for step in every),
+        plan.DEVICE: any(step.copy_stall_s for step in every),
+        plan.ALONE: job.world_size > 1 and any(step.exchange_stall_s for step in every),
+    }
+    return tuple(PhaseRecord(name=name, differs=_DIFFERS[name]) for name in wanted if wanted[name])
+
+
+def _write_steps(
+    writer: RankWriter,
+    job: TracedJob,
+    steps: tuple[TracedStep, ...],
+    phases: tuple[PhaseRecord, ...],
+    samples: int | None,
+) -> None:
+    """Every kept step is a block of its own; worked-out phases exist for kept steps only."""
+    for step in steps:
+        kept = step.number in job.kept
+        durations = {
+            plan.AS_IS: step.duration_s,
+            plan.HOST: step.without_data_s,
+            plan.DEVICE: step.without_copy_s,
+            plan.ALONE: step.alone_s,
+        }
+        for phase in phases:
+            if kept or phase.name == plan.AS_IS:
+                row = StepRow(
+                    rank=writer.rank,
+                    step=step.number,
+                    phase=phase.name,
+                    block=job.kept.index(step.number) if kept else 0,
+                    start_s=step.start_s,
+                    duration_s=durations[phase.name],
+                    data_wait_s=step.data_wait_s if phase.name == plan.AS_IS else 0.0,
+                    samples=samples,
+                    kept=kept,
+                )
+                writer.append("steps", row)
+
+
+def _write_batches(writer: RankWriter, job: TracedJob, view: RankView, samples: int | None) -> None:
+    """Batches that the training process loaded itself (num_workers=0): their time is work, not waiting for others.
+
+    A trace cannot tell reading from preparing, so all of it counts as preparing. Without samples nobody could use it.
+    """
+    if samples is None:
+        return
+    for number, mark in enumerate(view.trace.loader):
+        step = next((step for step in reversed(view.steps) if step.start_ns <= mark.start_ns), None)
+        if _OWN_LOADING not in mark.name or step is None or step.number not in job.kept:
+            continue
+        wall_s = (mark.end_ns - mark.start_ns) / 1e9
+        row = BatchRow(view.rank, None, number, wall_s, job.seconds(view, mark.start_ns), wall_s, None, 0.0)
+        row = row._replace(samples=samples, phase=plan.AS_IS, block=job.kept.index(step.number))
+        writer.append("batches", row)
+
+
+def _write_spans(writer: RankWriter, job: TracedJob, view: RankView) -> None:
+    work, names, sizes = view.trace.work, view.trace.names, view.sizes.tolist()
+    tracks = [SYNC if sync else TRACKS[Work(kind)] for sync, kind in zip(work.sync, work.kind, strict=True)]
+    starts = ((work.start_ns + (view.shift_ns - job.zero_ns)) / 1e9).tolist()
+    lengths = (np.maximum(work.end_ns - work.start_ns, 0) / 1e9).tolist()
+    rows = zip(view.step.tolist(), tracks, work.name.tolist(), starts, lengths, sizes, strict=True)
+    for step, track, name, start_s, length_s, size in rows:
+        number = None if step == NO_STEP else step
+        row = SpanRow(view.rank, number, track, names[name], start_s, length_s, None if size < 0 else size)
+        writer.append("spans", row)
+
+
+def _write_shared(writer: RankWriter, job: TracedJob, rank: int, found: tuple[Arrivals, ...]) -> None:
+    for row in found:
+        if row.rank == rank:
+            late = [meeting for meeting in job.meetings if rank in meeting.waited_ns]
+            moved = sum(meeting.transfer_ns for meeting in late)
+            writer.append("events", _fact(rank, ARRIVALS, asdict(row) | {"transfer_ns": moved}))
+    shift = next(shift for shift in job.shifts if shift.rank == rank)
+    writer.append("events", _fact(rank, CLOCK, asdict(shift)))
+
+
+def _write_model(writer: RankWriter, model: TracedModel) -> None:
+    if model.record is not None:
+        writer.model(model.record)
+        for row in model.gradients:
+            writer.append("gradients", GradientRow(*row))
+
+
+def _fact(rank: int, kind: str, facts: dict[str, object]) -> EventRow:
+    return EventRow(rank=rank, kind=kind, start_s=0.0, detail=msgspec.json.encode(facts).decode())

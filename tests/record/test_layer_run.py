@@ -1,0 +1,120 @@
+"""A run as a layer file and back: the same step graph, whatever the run."""
+
+import json
+from collections.abc import Callable
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from stallwise.errors import InputError
+from stallwise.model.iteration import iteration_graph
+from stallwise.model.overlap import plan
+from stallwise.model.paths import steady_state
+from stallwise.record.job import job_of
+from stallwise.record.layer_run import layers_of, write_layer_run
+from stallwise.record.trace_run import Given, write_run
+from stallwise.report.trace_layers import export_layers
+from stallwise.run.reader import Run
+from stallwise.run.readers import read_layers
+from stallwise.run.readers.kineto import read_kineto
+from stallwise.run.readers.layer_file import read_layer_file
+from tests.report.made_runs import make_full_run
+from tests.run.readers.made_traces import document, write_trace
+
+
+@pytest.fixture
+def imported(tmp_path: Path) -> Run:
+    """Two ranks with a loader, copies aside; a second such file has one."""
+    traces = [read_kineto(write_trace(tmp_path / f"rank{rank}.json", document(rank))) for rank in (0, 1)]
+    write_run(traces, tmp_path / "run", Given(samples=32))
+    return Run.open(tmp_path / "run")
+
+
+def round_trip(run: Run, folder: Path) -> Run:
+    path = export_layers(run, folder / "layers.json").path
+    write_layer_run(read_layer_file(path), path, folder / "again")
+    return Run.open(folder / "again")
+
+
+def same_graph(one: Run, other: Run) -> None:
+    first, second = job_of(one), job_of(other)
+    graphs = [
+        iteration_graph(job.trace, plan(job.trace, lambda size: 1e-5 + 1e-9 * size, job.overlap))
+        for job in (first, second)
+    ]
+    assert graphs[0].labels == graphs[1].labels
+    assert np.array_equal(graphs[0].edges, graphs[1].edges)
+    assert np.allclose(graphs[0].cost_s, graphs[1].cost_s, rtol=1e-9, atol=1e-15)
+    periods = [steady_state(graph).period_s for graph in graphs]
+    assert periods[0] == pytest.approx(periods[1], rel=1e-9)
+    assert first.overlap == second.overlap
+    assert (first.gpus, first.gpus_per_node) == (second.gpus, second.gpus_per_node)
+    assert first.samples == pytest.approx(second.samples)
+    for name in ("inside", "between", "step"):
+        mine, theirs = getattr(first, name), getattr(second, name)
+        assert (mine is None) == (theirs is None)
+        assert mine is None or mine.s == pytest.approx(theirs.s, rel=1e-9)
+    assert (first.work is None) == (second.work is None)
+    if first.work is not None and second.work is not None:
+        assert first.work.workers == second.work.workers
+        assert first.work.prepare_s == pytest.approx(second.work.prepare_s)
+
+
+def test_export_then_import_gives_the_same_step_graph(imported: Run, tmp_path: Path) -> None:
+    again = round_trip(imported, tmp_path)
+    same_graph(imported, again)
+    # And once more: nothing is lost or added on the way.
+    (tmp_path / "2").mkdir()
+    same_graph(again, round_trip(again, tmp_path / "2"))
+
+
+def test_the_same_for_a_run_of_our_own(tmp_path: Path) -> None:
+    make_full_run(tmp_path / "own")
+    run = Run.open(tmp_path / "own")
+    same_graph(run, round_trip(run, tmp_path))
+
+
+def test_a_layer_file_is_also_read_where_layers_are(imported: Run, tmp_path: Path) -> None:
+    path = export_layers(imported, tmp_path / "layers.json").path
+    trace, job = read_layers(path), job_of(imported)
+    assert trace.layers == job.trace.layers
+    assert trace.update_s == job.trace.update_s
+
+
+Change = Callable[[dict[str, object]], object]
+
+
+@pytest.mark.parametrize(
+    ("change", "words"),
+    [
+        (lambda d: d.pop("layers"), "missing required field `layers`"),
+        (lambda d: d.update(layers=[]), "holds no layers"),
+        (lambda d: d.update(version=9), "reads up to 1"),
+        (lambda d: d.update(update_s=-1.0), "update_s is -1"),
+        (lambda d: d.update(samples="many"), "Expected `float | null`, got `str`"),
+        (lambda d: d["layers"][0].update(id=5), "count from 0"),
+        (lambda d: d["layers"][0].update(forward_s=-1.0), "forward_s"),
+        (lambda d: d["layers"][0].update(name=d["layers"][1]["name"]), "two layers called"),
+        (lambda d: d["layers"][0].update(comm_s=1.0), "Give it to stallwise whatif"),
+        (lambda d: d["overlap"].update(accumulate=0), "at least 1"),
+        (lambda d: d["overlap"].update(scheme="magic"), "not 'magic'"),
+        (lambda d: d.update(gpus=0), "gpus is 0"),
+    ],
+)
+def test_a_wrong_file_is_one_sentence(imported: Run, tmp_path: Path, change: Change, words: str) -> None:
+    path = export_layers(imported, tmp_path / "layers.json").path
+    content = json.loads(path.read_text())
+    change(content)
+    path.write_text(json.dumps(content))
+    with pytest.raises(InputError, match=words.replace("|", r"\|")):
+        write_layer_run(read_layer_file(path), path, tmp_path / "again")
+    assert not (tmp_path / "again" / "manifest.json").exists()
+
+
+def test_a_run_without_layers_says_so(tmp_path: Path) -> None:
+    content = document(0, world_size=1)
+    content["traceEvents"] = [e for e in content["traceEvents"] if "Backward" not in e["name"]]
+    write_run([read_kineto(write_trace(tmp_path / "t.json", content))], tmp_path / "run")
+    with pytest.raises(InputError, match="says nothing about layers"):
+        layers_of(Run.open(tmp_path / "run"))
