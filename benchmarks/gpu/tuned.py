@@ -77,6 +77,7 @@ def main() -> None:
     parser.add_argument("--workers", type=int, default=2)
     parser.add_argument("--small", action="store_true", help="a small network on processors")
     parser.add_argument("--until-stable", action="store_true")
+    parser.add_argument("--prepare", action="store_true", help="make the images and end")
     options = parser.parse_args()
     device = torch.device("cpu" if options.small else "cuda")
     batch = 16 if options.small else BATCH
@@ -84,6 +85,8 @@ def main() -> None:
         torch.set_num_threads(1)
     torch.backends.cudnn.benchmark = True
     dataset = Photographs(options.data, count=64 if options.small else 1024)
+    if options.prepare:
+        return
     loader = DataLoader(dataset, batch, num_workers=options.workers, pin_memory=device.type == "cuda", drop_last=True)
     model = network(small=options.small).to(device, memory_format=torch.channels_last)
     optimizer = torch.optim.SGD(model.parameters(), lr=1e-3, momentum=0.9)
