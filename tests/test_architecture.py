@@ -26,7 +26,7 @@ def test_torch_is_named_only_where_the_design_allows_it() -> None:
 def test_every_third_party_import_is_a_declared_dependency() -> None:
     project = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]
     declared = project["dependencies"] + [r for rs in project["optional-dependencies"].values() for r in rs]
-    distributions = {"yaml": "pyyaml"}
+    distributions = {"yaml": "pyyaml", "PIL": "pillow"}
     names = {r.split(">")[0].split("=")[0].strip().lower() for r in declared}
     used = {distributions.get(name, name) for name in third_party(read_graph(SOURCE))}
     # click comes with typer; nothing else may come in by the back door.

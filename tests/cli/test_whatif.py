@@ -282,3 +282,54 @@ def test_tiers_that_were_not_told_apart_are_not_changed_alone(ask: Cli, run: Pat
     assert "Give both --link and --network" in _no(ask, run, "--network", "100gbit")
     both = _json(ask, run, "--network", "100gbit", "--link", "300GB/s")
     assert both["predicted"]["step_s"] < STEP_S
+
+
+FLEET = ("--gpus", "16", "--gpus-per-node", "4", "--link", "10GB/s", "--network", "10gbit", "--no-curve")
+
+
+@pytest.mark.parametrize(
+    "options",
+    [
+        ("--overlap", "horovod", "--bucket", "16MiB", "--cycle", "2ms"),
+        ("--overlap", "p3", "--bucket", "1MiB"),
+        ("--overlap", "bytescheduler"),
+        ("--overlap", "hybrid", "--bucket", "8MiB"),
+        ("--overlap", "local-sgd", "--accumulate", "8"),
+        ("--compress", "gtopk:0.1%"),
+        ("--compress", "topk"),
+        ("--framework", "caffe-mpi"),
+        ("--framework", "MXNet"),
+    ],
+    ids=" ".join,
+)
+def test_every_way_of_exchanging_has_a_step(ask: Cli, layers: Path, options: tuple[str, ...]) -> None:
+    found = _json(ask, layers, *FLEET, *options)
+    passes = 8 if "local-sgd" in options else 1
+    assert found["predicted"]["step_s"] >= passes * COMPUTE_S * (1 - 1e-9)
+    assert found["changed"]
+
+
+def test_what_means_nothing_together_is_said(ask: Cli, layers: Path) -> None:
+    assert "--cycle is Horovod's" in _no(ask, layers, *FLEET, "--cycle", "1ms")
+    assert "No framework is called" in _no(ask, layers, *FLEET, "--framework", "caffe")
+    assert "gtopk:0.1%" in _no(ask, layers, *FLEET, "--compress", "top")
+
+
+def test_the_best_buckets_are_named_and_written(ask: Cli, run: Path, tmp_path: Path) -> None:
+    from stallwise.buckets import read_plan
+
+    plan_file = tmp_path / "plan.json"
+    done = ask("whatif", str(run), "--best-buckets", str(plan_file), "--no-curve", "--json")
+    found = json.loads(done.stdout)
+    assert list(found) == [*KEYS, "best_buckets"]
+    best, plan = found["best_buckets"], read_plan(plan_file)
+    assert best["planned_s"] <= best["own_s"] * (1 + 1e-9)
+    assert len(best["plan"]["buckets"]) == len(plan.buckets)
+    assert plan.bytes == sum(bucket.bytes for bucket in plan.buckets)
+    assert best["own_s"] == pytest.approx(found["predicted"]["step_s"])
+    assert "best buckets" in ask("whatif", str(run), "--best-buckets", str(plan_file), "--no-curve").stdout
+
+
+def test_buckets_need_a_run_and_a_link(ask: Cli, layers: Path, tmp_path: Path) -> None:
+    assert "takes a run" in _no(ask, layers, *FLEET, "--best-buckets", tmp_path / "plan.json")
+    assert not (tmp_path / "plan.json").exists()

@@ -39,6 +39,38 @@ def test_spreads_hold_their_order_and_there_is_one_for_any_case(name: str) -> No
         assert math.exp(high - low) < 40
 
 
+@pytest.mark.parametrize(
+    ("name", "without", "given"),
+    [
+        ("image_infer", "known gpu|new", "known gpu|new|ref"),
+        ("image_infer", "known gpu|family", "known gpu|family|ref"),
+        ("network", "new gpu|several|high", "new gpu|several|high|one"),
+        ("network", "new gpu|several|low", "new gpu|several|low|one"),
+        ("gavel", "several|network", "several|network|one"),
+    ],
+)
+def test_a_measurement_of_ones_own_narrows_the_interval(name: str, without: str, given: str) -> None:
+    spreads = load_fitted(name).spreads
+    assert spreads[given][1] - spreads[given][0] < spreads[without][1] - spreads[without][0]
+
+
+@pytest.mark.parametrize(
+    ("name", "known_one", "new_one"),
+    [
+        ("network", "known gpu|network", "new generation|network"),
+        ("image_infer", "known gpu|network", "known gpu|new"),
+        ("image_infer", "known gpu|new", "new gpu|new"),
+        ("image_train", "known gpu|family", "known gpu|new"),
+        ("llm", "known gpu|network|forward", "new gpu|new|train"),
+        ("gavel", "several|pair", "several|network"),
+        ("transfer", "measured|known gpu|near", "measured|new gpu|far"),
+    ],
+)
+def test_what_is_further_from_what_was_measured_is_less_certain(name: str, known_one: str, new_one: str) -> None:
+    spreads = load_fitted(name).spreads
+    assert spreads[known_one][1] - spreads[known_one][0] < spreads[new_one][1] - spreads[new_one][0]
+
+
 @pytest.mark.parametrize("name", NAMES)
 def test_known_gpus_are_in_the_catalog(name: str, tmp_path: Path) -> None:
     assert known(load_fitted(name), "gpu") <= set(Catalog(tmp_path).gpus)

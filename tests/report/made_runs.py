@@ -23,9 +23,7 @@ MODEL = ModelRecord(
 )  # fmt: skip
 
 
-def make_full_run(
-    folder: Path, *, began_s: float = 5.0, joined: bool = True, blocks: int = BLOCKS
-) -> Manifest | None:
+def make_full_run(folder: Path, *, began_s: float = 5.0, joined: bool = True, blocks: int = BLOCKS) -> Manifest | None:
     """Two nodes of two ranks; node 1 began `APART_S` later by its clock. Rank 3 computes longest."""
     manifest = new_manifest(
         JobRecord(script="train.py", launcher="torchrun"),

@@ -11,15 +11,19 @@ import typer
 import stallwise
 from stallwise.cli import (
     catalog,
+    characterize,
     compare,
     data,
     doctor,
     predict,
     probe,
     profile,
+    recommend,
     report,
     show,
+    simulate,
     spot,
+    study,
     trace,
     tune,
     whatif,
@@ -58,7 +62,11 @@ app.command("show")(show.show)
 app.command("compare")(compare.compare)
 app.command("whatif")(whatif.whatif)
 app.command("predict")(predict.predict)
+app.command("recommend")(recommend.recommend)
+app.command("characterize")(characterize.characterize)
 app.command("tune", context_settings=tune.CONTEXT)(tune.tune)
+app.command("study")(study.study)
+app.command("simulate")(simulate.simulate)
 app.command("doctor")(doctor.doctor)
 app.add_typer(catalog.app, name="catalog")
 app.add_typer(data.app, name="data")

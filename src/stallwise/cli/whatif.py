@@ -1,7 +1,7 @@
 """`stallwise whatif RUN`: the step under another set-up."""
 
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated
+from typing import TYPE_CHECKING, Annotated, Any, Literal
 
 import typer
 
@@ -9,11 +9,15 @@ from stallwise.cli.output import Json, answer
 from stallwise.errors import InputError
 
 if TYPE_CHECKING:
+    from rich.console import RenderableType
+
+    from stallwise.buckets.best import Best
     from stallwise.model.overlap import Overlap
-    from stallwise.model.whatif import Job
+    from stallwise.model.whatif import Change, Job
     from stallwise.record.setup import Asked
 
 _HALVED = ("fp16", "bf16")
+_DENSITY = 0.001
 
 
 def whatif(
@@ -30,13 +34,27 @@ def whatif(
     machine: Annotated[
         Path | None, typer.Option("--machine", help="Links as measured by stallwise probe; goes before listed ones.")
     ] = None,
-    bucket: Annotated[str | None, typer.Option("--bucket", help="DDP's buckets: 50MiB.")] = None,
-    overlap: Annotated[
-        str | None, typer.Option("--overlap", help="How gradients are exchanged: ddp, none, wfbp, zero3 …")
+    bucket: Annotated[
+        str | None, typer.Option("--bucket", help="DDP's buckets, FSDP's units, Horovod's fusion, P3's slices: 50MiB.")
     ] = None,
-    compress: Annotated[str | None, typer.Option("--compress", help="Exchange gradients as fp16 or bf16.")] = None,
+    best_buckets: Annotated[
+        Path | None,
+        typer.Option("--best-buckets", metavar="FILE", help="Find the buckets with the shortest step; write the plan."),
+    ] = None,
+    overlap: Annotated[
+        str | None,
+        typer.Option("--overlap", help="How gradients are exchanged: ddp, none, wfbp, zero3, hybrid, horovod, p3 …"),
+    ] = None,
+    cycle: Annotated[str | None, typer.Option("--cycle", help="Horovod's cycle time: 5ms.")] = None,
+    framework: Annotated[
+        str | None,
+        typer.Option("--framework", help="Exchange and copy as caffe-mpi, cntk, mxnet or tensorflow did in 2018."),
+    ] = None,
+    compress: Annotated[
+        str | None, typer.Option("--compress", help="Exchange gradients as fp16, bf16, topk:0.1% or gtopk:0.1%.")
+    ] = None,
     accumulate: Annotated[
-        int | None, typer.Option("--accumulate", help="Forward and backward passes per update.")
+        int | None, typer.Option("--accumulate", help="Forward and backward passes per update; local SGD: per average.")
     ] = None,
     batch: Annotated[str | None, typer.Option("--batch", help="Batch of each GPU, as a factor: 2x.")] = None,
     compute: Annotated[str | None, typer.Option("--compute", help="Speed of compute, as a factor: 2x.")] = None,
@@ -68,7 +86,8 @@ def whatif(
     change = Change(
         compute_speed=1.0 if compute is None else parse_factor(compute),
         batch=1.0 if batch is None else parse_factor(batch),
-        overlap=_overlap(job, overlap, bucket, compress, accumulate),
+        overlap=_overlap(job, framework, overlap, bucket, cycle, compress, accumulate),
+        copy=_copy(framework),
         workers=workers,
         cached=None if cache is None else parse_share(cache),
         storage_speed=1.0 if storage is None else parse_factor(storage),
@@ -78,7 +97,14 @@ def whatif(
     from stallwise.report.whatif import draw
     from stallwise.report.whatif_json import document
 
-    answer(lambda: document(found), lambda: draw(found), as_json=as_json)
+    best = None if best_buckets is None else _best(job, change, asked, best_buckets)
+    answer(
+        lambda: document(found) if best is None else document(found) | {"best_buckets": _best_document(best)},
+        lambda: draw(found) if best is None else _with_best(draw(found), best),
+        as_json=as_json,
+    )
+    if best is not None:
+        typer.echo(f"\nThe plan is {best_buckets}; stallwise.buckets.planned_ddp carries it out", err=True)
     if html is not None:
         from stallwise.report.whatif_html import write_page
 
@@ -125,37 +151,123 @@ def _asked(
     )
 
 
+def _best(job: "Job", change: "Change", asked: "Asked", path: Path) -> "Best":
+    from stallwise.buckets.best import best_for
+    from stallwise.buckets.plan import write_plan
+
+    if job.step is None:
+        raise InputError(
+            f"{job.trace.source} is a layer file: its layers are not the parameters of a module. "
+            "--best-buckets takes a run."
+        )
+    best = best_for(job, change, asked)
+    write_plan(best.plan, path)
+    return best
+
+
+def _best_document(best: "Best") -> dict[str, object]:
+    from stallwise.report.buckets import document
+
+    return document(best)
+
+
+def _with_best(drawn: "RenderableType", best: "Best") -> "RenderableType":
+    from rich.console import Group
+    from rich.text import Text
+
+    from stallwise.report.buckets import draw
+
+    return Group(drawn, Text(), draw(best))
+
+
+def _copy(framework_name: str | None) -> Literal["inline", "engine"]:
+    from stallwise.model.frameworks import framework
+
+    return "inline" if framework_name is None else framework(framework_name).copy
+
+
+_SIZED = {
+    **dict.fromkeys(("zero1", "zero2", "shard-grad-op", "zero3", "dear", "hybrid", "local-sgd"), ("bucket_bytes",)),
+    # torch gives up its small first bucket once a size is set.
+    "ddp": ("bucket_bytes", "first_bucket_bytes"),
+    "horovod": ("fusion_bytes",),
+    "p3": ("slice_bytes",),
+    "bytescheduler": ("slice_bytes",),
+}
+
+
 def _overlap(
-    job: "Job", scheme: str | None, bucket: str | None, compress: str | None, accumulate: int | None
+    job: "Job",
+    framework_name: str | None,
+    scheme: str | None,
+    bucket: str | None,
+    cycle: str | None,
+    compress: str | None,
+    accumulate: int | None,
 ) -> "Overlap | None":
     """The job's way of exchanging with what was said; None where nothing was."""
     from dataclasses import replace
 
-    from stallwise.model.overlap import FP16
-    from stallwise.units import parse_bytes
+    from stallwise.model.frameworks import framework
 
-    if scheme is None and bucket is None and compress is None and accumulate is None:
+    if all(word is None for word in (framework_name, scheme, bucket, cycle, compress, accumulate)):
         return None
     found = job.overlap
+    if framework_name is not None:
+        found = replace(framework(framework_name).overlap, accumulate=found.accumulate)
     if scheme is not None:
         found = replace(found, scheme=scheme)  # type: ignore[arg-type]  # checked where it is made
     if bucket is not None:
-        if found.scheme not in ("ddp", "zero1", "zero2", "shard-grad-op", "zero3", "dear"):
-            raise InputError(f"--bucket means nothing with --overlap {found.scheme}, which has no buckets.")
-        # torch gives up its small first bucket once a size is set.
-        size = int(parse_bytes(bucket))
-        if size < 1:
-            raise InputError(f"--bucket takes a size above 0, not {bucket!r}.")
-        found = replace(found, bucket_bytes=size, first_bucket_bytes=size)
-    if compress is not None:
-        _check_compress(job, compress)
-        found = replace(found, compression=FP16)
-    return found if accumulate is None else replace(found, accumulate=accumulate)
+        found = _sized(found, bucket)
+    if cycle is not None:
+        found = _cycled(found, cycle)
+    if accumulate is not None:
+        found = replace(found, accumulate=accumulate)
+    return found if compress is None else _compressed(job, found, compress)
+
+
+def _sized(overlap: "Overlap", bucket: str) -> "Overlap":
+    from dataclasses import replace
+
+    from stallwise.units import parse_bytes
+
+    if overlap.scheme not in _SIZED:
+        raise InputError(f"--bucket means nothing with --overlap {overlap.scheme}, which has no buckets.")
+    size = int(parse_bytes(bucket))
+    if size < 1:
+        raise InputError(f"--bucket takes a size above 0, not {bucket!r}.")
+    sizes: dict[str, Any] = dict.fromkeys(_SIZED[overlap.scheme], size)
+    return replace(overlap, **sizes)
+
+
+def _cycled(overlap: "Overlap", cycle: str) -> "Overlap":
+    from dataclasses import replace
+
+    from stallwise.units import parse_seconds
+
+    if overlap.scheme != "horovod":
+        raise InputError(f"--cycle is Horovod's; with --overlap {overlap.scheme} it means nothing.")
+    return replace(overlap, cycle_s=parse_seconds(cycle))
+
+
+def _compressed(job: "Job", overlap: "Overlap", compress: str) -> "Overlap":
+    from dataclasses import replace
+
+    from stallwise.model.overlap import FP16
+    from stallwise.model.sparse import Sparse
+    from stallwise.units import parse_share
+
+    kind, _, density = compress.partition(":")
+    if kind in ("topk", "gtopk"):
+        part = parse_share(density) if density else _DENSITY
+        return replace(overlap, sparse=Sparse(kind=kind, density=part))  # type: ignore[arg-type]  # looked at above
+    _check_compress(job, compress)
+    return replace(overlap, compression=FP16)
 
 
 def _check_compress(job: "Job", compress: str) -> None:
     if compress not in _HALVED:
-        raise InputError(f"--compress takes fp16 or bf16, not {compress!r}.")
+        raise InputError(f"--compress takes fp16, bf16, topk:0.1% or gtopk:0.1%, not {compress!r}.")
     if job.element_bytes is not None and job.element_bytes <= 2:
         raise InputError(
             f"The gradients of {job.name} have {job.element_bytes:g} bytes each already; {compress} saves none."

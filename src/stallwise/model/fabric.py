@@ -7,7 +7,7 @@ inside link counts; across nodes one ring runs through all of them and waits for
 
 from collections.abc import Callable
 from dataclasses import dataclass, replace
-from typing import Literal, Self
+from typing import Literal, Self, TypedDict
 
 from stallwise.errors import InputError
 from stallwise.model.collectives import (
@@ -19,6 +19,7 @@ from stallwise.model.collectives import (
     all_reduce,
     wire_of_ring,
 )
+from stallwise.model.merge import Exchange
 from stallwise.model.messages import Prices
 
 GLOO: tuple[Algorithm, ...] = ("ring",)
@@ -106,6 +107,11 @@ def link_of_rate(
     return KnownLink(cost=Segments(line, line), ranks=2, origin=origin, source=source, low=low, high=high)
 
 
+class _Hybrid(TypedDict):
+    shard: Prices | None
+    replicas: Exchange | None
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Fabric:
     """The links of a fleet of nodes with `gpus_per_node` each; a link that is None is not needed, or not known."""
@@ -121,7 +127,23 @@ class Fabric:
         if not used:
             return Prices(all_reduce=_nothing)
         costs = [self._cost(used, algorithm, gpus) for algorithm in self.algorithms]
-        return Prices(all_reduce=costs[0].time_s if len(costs) == 1 else Quickest(tuple(costs)).time_s)
+        quickest = costs[0].time_s if len(costs) == 1 else Quickest(tuple(costs)).time_s
+        small, large = (_slowest([link.wires()[size] for link in used]) for size in (0, 1))
+        wire = replace(large, latency_s=small.latency_s)
+        return Prices(all_reduce=quickest, wire=wire, ranks=gpus, **self._hybrid(gpus))
+
+    def _hybrid(self, gpus: int) -> "_Hybrid":
+        """Collectives in a node alone, and of every GPU of a node with its peers at once; see `schemes.hybrid`."""
+        on_node = min(gpus, self.gpus_per_node)
+        if on_node == gpus:
+            return _Hybrid(shard=self._ring(gpus), replicas=_nothing)
+        if self.between is None:
+            return _Hybrid(shard=None, replicas=None)
+        shard = Prices(all_reduce=_nothing) if on_node == 1 else self._ring(on_node)
+        return _Hybrid(shard=shard, replicas=self._cost((self.between,), "ring", -(-gpus // on_node)).time_s)
+
+    def _ring(self, gpus: int) -> Prices:
+        return Prices(all_reduce=self._cost(self.used(gpus), "ring", gpus).time_s)
 
     def used(self, gpus: int) -> tuple[KnownLink, ...]:
         """The links that an exchange among `gpus` crosses; an error that says what to give where one is not known."""

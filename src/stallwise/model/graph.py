@@ -36,6 +36,7 @@ class Kind(IntEnum):
     BACKWARD = 4
     EXCHANGE = 5
     UPDATE = 6
+    WAIT = 7  # a timer of whoever exchanges; nothing works
 
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)

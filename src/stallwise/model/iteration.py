@@ -91,15 +91,18 @@ class _Drawing:
 
     def compute(self) -> None:
         """Take, forward and backward of every pass on every GPU."""
-        layers = self.trace.layers
+        layers, update_s = self.trace.layers, self._update_by_layer_s()
         for gpu, factor in enumerate(self.gpus):
             resource, points, takes = f"GPU {gpu}", {}, []
             before: int | None = None
             for step in range(self.plan.passes):
+                if step and self.plan.updates == "every pass":
+                    cost = self.trace.update_s * factor
+                    before = self.draft.node(Kind.UPDATE, "update", cost, resource, [before])
                 before = self.draft.node(Kind.TAKE, "take a batch", 0.0, resource, [before])
                 takes.append(before)
                 for i, layer in enumerate(layers):
-                    cost = layer.forward_s * factor
+                    cost = (layer.forward_s + (0.0 if step else update_s[i])) * factor
                     before = self.draft.node(Kind.FORWARD, f"forward {layer.name}", cost, resource, [before])
                     points["forward", step, i] = before
                 for i in range(len(layers) - 1, -1, -1):
@@ -108,6 +111,13 @@ class _Drawing:
                     points["backward", step, i] = before
             self.points.append(points)
             self.takes.append(takes)
+
+    def _update_by_layer_s(self) -> list[float]:
+        """What each layer's own update adds before its first forward, by the bytes it updates; else nothing."""
+        layers, total = self.trace.layers, self.trace.gradient_bytes
+        if self.plan.updates != "by layer" or not total:
+            return [0.0] * len(layers)
+        return [self.trace.update_s * layer.gradient_bytes / total for layer in layers]
 
     def data(self) -> None:
         """Reads and copies; nothing where the trace has neither."""
@@ -170,14 +180,17 @@ class _Drawing:
         self.draft.edge(turn[-1], turn[0], 1)
 
     def messages(self) -> None:
-        """The channel, one message after the other."""
-        before: int | None = None
-        nodes = []
+        """Each channel, one message after the other."""
+        last: dict[str, int] = {}
+        nodes: list[int] = []
         for message in self.plan.messages:
-            before = self.draft.node(Kind.EXCHANGE, self._label(message), message.seconds, "network", [before])
-            nodes.append(before)
+            after = [last.get(message.channel), None if message.follows is None else nodes[message.follows]]
+            node = self.draft.node(Kind.EXCHANGE, self._label(message), message.seconds, message.channel, after)
+            last[message.channel] = node
+            nodes.append(node)
             if not self.plan.detached:
-                self._tie(message, before)
+                self._tie(message, node)
+                self._time(message, node)
         if self.plan.detached and nodes:
             self.draft.edge(nodes[-1], nodes[0], 1)
 
@@ -188,11 +201,20 @@ class _Drawing:
             elif message.index:
                 self.draft.edge(points["backward", message.index - 1, 0], node)
             if message.gates is not None:
-                self.draft.edge(node, points[message.gates[0], message.index, message.gates[1]])
+                index, lag = (0, 1) if message.next_step else (message.index, 0)
+                self.draft.edge(node, points[message.gates[0], index, message.gates[1]], lag)
         if message.after is None and not message.index and not self.waiting:
             self.waiting.append(node)  # the first is enough: the others follow it on the channel
         if message.gates is None:
             self.gating.append(node)
+
+    def _time(self, message: Message, node: int) -> None:
+        """A timer from the start of backward."""
+        if not message.not_before_s:
+            return
+        begins = [points["forward", message.index, len(self.trace.layers) - 1] for points in self.points]
+        wait = self.draft.node(Kind.WAIT, "wait for the next cycle", message.not_before_s, f"timer of {node}", begins)
+        self.draft.edge(wait, node)
 
     def _label(self, message: Message) -> str:
         first, last = (self.trace.layers[i].name for i in message.layers)
@@ -203,7 +225,8 @@ class _Drawing:
         last = self.plan.passes - 1
         for gpu in range(len(self.gpus)):
             after = [self.points[gpu]["backward", last, 0], *self.gating]
-            cost = self.trace.update_s * self.gpus[gpu]
+            whole = self.plan.updates != "by layer" or not self.trace.gradient_bytes
+            cost = self.trace.update_s * self.gpus[gpu] if whole else 0.0
             update = self.draft.node(Kind.UPDATE, "update", cost, f"GPU {gpu}", after)
             reads = [self.idle[gpu]] if self.idle else []
             for head in (self.takes[gpu][0], *reads, *self.waiting):

@@ -2,8 +2,9 @@
 
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
-from typing import Literal, Self
+from typing import Literal
 
+from stallwise.model.collectives import Wire
 from stallwise.model.merge import Exchange, Gradients, Merge, checked, message_bytes
 
 Point = tuple[Literal["forward", "backward"], int]
@@ -24,6 +25,18 @@ class Message:
     """This waits for it; None: the update does."""
     index: int = 0
     """Which forward and backward pass of an accumulated step it belongs to."""
+    next_step: bool = False
+    """What it gates belongs to the first pass of the next step; otherwise to its own pass."""
+    not_before_s: float = 0.0
+    """A timer, from the start of backward of its pass: it does not start earlier."""
+    channel: str = "network"
+    """Messages of one channel take turns; those of two do not."""
+    follows: int | None = None
+    """Place in the plan of a message of another channel that must have ended; None: there is none."""
+
+
+Updates = Literal["once", "every pass", "by layer"]
+"""When parameters are updated: after the last pass; after each (local SGD); each layer's before its next forward."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -32,6 +45,7 @@ class Plan:
 
     messages: tuple[Message, ...]
     passes: int = 1
+    updates: Updates = "once"
     detached: bool = False
     """An ideal: messages wait for nothing but each other, and nothing waits for them."""
 
@@ -52,6 +66,13 @@ class Prices:
     all_reduce: Exchange
     reduce_scatter: Exchange | None = None
     all_gather: Exchange | None = None
+    wire: Wire | None = None
+    """The slowest link on the way, where it is known: exchanges that are no all-reduce are priced by it."""
+    ranks: int | None = None
+    shard: "Prices | None" = None
+    """Collectives among the GPUs of one node alone; with `replicas`, what hybrid sharding needs."""
+    replicas: Exchange | None = None
+    """All-reduces of every GPU of a node with its peers on the other nodes, all at once; by the bytes of all shards."""
 
     def scatter_s(self, size: float) -> float:
         """Of a reduce-scatter."""
@@ -61,13 +82,15 @@ class Prices:
         """Of an all-gather."""
         return self.all_gather(size) if self.all_gather else self.all_reduce(size) / 2
 
-    def checked(self, source: str) -> Self:
+    def checked(self, source: str) -> "Prices":
         """The same, which says so when a price is no time."""
         return replace(
             self,
             all_reduce=checked(self.all_reduce, source),
             reduce_scatter=checked(self.reduce_scatter, source) if self.reduce_scatter else None,
             all_gather=checked(self.all_gather, source) if self.all_gather else None,
+            shard=self.shard.checked(source) if self.shard else None,
+            replicas=checked(self.replicas, source) if self.replicas else None,
         )
 
 

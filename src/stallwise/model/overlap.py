@@ -8,10 +8,11 @@
 | mg-wfbp        | merged, as published                      | backward of its last layer  | update                  |
 | optimal        | merged, exact optimum                     | backward of its last layer  | update                  |
 | zero1, zero2, shard-grad-op, zero3, dear        | see `sharding.py`                                     |
+| horovod, p3, bytescheduler, hybrid, local-sgd   | see `schemes.py`                                      |
 | p3-ideal       | all, in any order, sliced at will         | nothing                     | nothing: own loop       |
 
 `p3-ideal` (P3, ByteScheduler) is the limit max(compute, exchange) that no scheduler reaches: compare with it, do not
-predict with it.
+predict with it. All-reduces may be replaced by parameter servers (`through`) or by sparsified exchange (`sparse`).
 """
 
 from collections.abc import Callable
@@ -19,9 +20,11 @@ from dataclasses import dataclass, replace
 from typing import Literal, get_args
 
 from stallwise.errors import InputError, UnknownNameError
-from stallwise.model import merge, sharding
+from stallwise.model import merge, schemes, sharding
+from stallwise.model.collectives import parameter_server
 from stallwise.model.merge import DDP_BUCKET_BYTES, DDP_FIRST_BYTES, Exchange, Gradients, Merge
-from stallwise.model.messages import Message, Plan, Prices, reductions
+from stallwise.model.messages import Message, Plan, Prices, Updates, reductions
+from stallwise.model.sparse import Sparse
 from stallwise.workload.layers import LayerTrace
 
 Scheme = Literal[
@@ -36,6 +39,11 @@ Scheme = Literal[
     "shard-grad-op",
     "zero3",
     "dear",
+    "horovod",
+    "p3",
+    "bytescheduler",
+    "hybrid",
+    "local-sgd",
     "p3-ideal",
 ]
 SCHEMES: tuple[str, ...] = get_args(Scheme)
@@ -54,7 +62,16 @@ class Overlap:
     compression: float = 1.0
     """Part of the gradient bytes that travels; 0.5 is fp16 (`FP16`). Costs of compressing are not modelled."""
     accumulate: int = 1
-    """Forward and backward passes per update; the trace is of one of them."""
+    """Forward and backward passes per update; the trace is of one of them. Local SGD: passes, each with its update,
+    per averaging."""
+    fusion_bytes: int = schemes.HOROVOD_FUSION_BYTES
+    cycle_s: float = schemes.HOROVOD_CYCLE_S
+    slice_bytes: int | None = None
+    """Of p3 and bytescheduler; None: what each begins with."""
+    through: Literal["all-reduce", "servers"] = "all-reduce"
+    """Servers: gradients are pushed to parameter servers, one on every worker's machine, and parameters pulled."""
+    sparse: Sparse | None = None
+    """Only the largest values travel."""
 
     def __post_init__(self) -> None:
         if self.scheme not in SCHEMES:
@@ -63,6 +80,21 @@ class Overlap:
             raise InputError(f"A compression of {self.compression} is not a part between 0 and 1; fp16 is {FP16}.")
         if self.accumulate < 1:
             raise InputError(f"{self.accumulate} passes per update make no step; give at least 1.")
+        if self.sparse and (self.scheme not in _MERGES or self.through == "servers" or self.compression != 1.0):
+            raise InputError(
+                f"Sparsified gradients take the place of whole all-reduces, which overlap {self.scheme!r} does not "
+                f"send as it is. Take one of {', '.join(_MERGES)}, uncompressed."
+            )
+
+    @property
+    def updates(self) -> Updates:
+        """When parameters are updated."""
+        if self.scheme in _PRIORITY:
+            return "by layer"
+        return "every pass" if self.scheme == "local-sgd" else "once"
+
+
+_PRIORITY = {"p3": schemes.P3_SLICE_BYTES, "bytescheduler": schemes.BYTESCHEDULER_SLICE_BYTES}
 
 
 def plan(trace: LayerTrace, prices: Prices | Exchange | None, overlap: Overlap) -> Plan:
@@ -71,16 +103,70 @@ def plan(trace: LayerTrace, prices: Prices | Exchange | None, overlap: Overlap) 
     Without prices the exchange times in the trace are taken; then nothing can be merged, split or compressed.
     """
     gradients = merge.gradients_of(trace)
-    detached = overlap.scheme == "p3-ideal"
-    if prices is not None and overlap.scheme in sharding.SCHEMES:
-        messages = _sharded(trace, gradients, _priced(prices, trace), overlap)
-    elif prices is not None:
-        messages = _reduced(gradients, _priced(prices, trace).all_reduce, overlap)
+    if prices is not None:
+        messages = _messages(trace, gradients, _priced(prices, trace), overlap)
     else:
         messages = _measured(trace, gradients, overlap)
     if overlap.scheme in ("none", "fused"):
         messages = tuple(replace(message, after=("backward", 0)) for message in messages)
-    return Plan(messages=messages, passes=overlap.accumulate, detached=detached)
+    detached = overlap.scheme == "p3-ideal"
+    return Plan(messages=messages, passes=overlap.accumulate, detached=detached, updates=overlap.updates)
+
+
+def _messages(trace: LayerTrace, gradients: Gradients, prices: Prices, overlap: Overlap) -> tuple[Message, ...]:
+    scheme, part, index = overlap.scheme, overlap.compression, overlap.accumulate - 1
+    if scheme in sharding.SCHEMES:
+        return _sharded(trace, gradients, prices, overlap)
+    if scheme == "hybrid":
+        last = len(trace.layers) - 1
+        if _free(prices, gradients):
+            prices = replace(prices, shard=prices, replicas=prices.all_reduce)
+        return schemes.hybrid(
+            gradients, _units(gradients, overlap), prices, passes=overlap.accumulate, last_layer=last, part=part
+        )
+    exchange = _exchange(prices, overlap)
+    if scheme == "horovod":
+        cycle_s = 0.0 if _free(prices, gradients) else overlap.cycle_s
+        return schemes.horovod(
+            gradients, exchange, fusion_bytes=overlap.fusion_bytes, cycle_s=cycle_s, part=part, index=index
+        )
+    if scheme in _PRIORITY:
+        size = overlap.slice_bytes or _PRIORITY[scheme]
+        return schemes.priority(gradients, exchange, slice_bytes=size, part=part, index=index)
+    if scheme == "local-sgd":
+        runs = _units(gradients, overlap)
+        return schemes.local_sgd(gradients, exchange, runs=runs, passes=overlap.accumulate, part=part)
+    return _reduced(gradients, exchange, overlap)
+
+
+def _exchange(prices: Prices, overlap: Overlap) -> Exchange:
+    """What stands in for an all-reduce: itself, parameter servers, or sparsified exchange."""
+    sparse, wire, ranks = overlap.sparse, prices.wire, prices.ranks
+    if sparse is None and overlap.through == "all-reduce":
+        return prices.all_reduce
+
+    def priced(size: float) -> float:
+        if not prices.all_reduce(size):
+            return 0.0  # nobody to exchange with
+        if wire is None or ranks is None:
+            raise InputError(
+                "Parameter servers and sparsified gradients are priced by the rate and start-up time of a link, and "
+                "only what an all-reduce costs is known here. Give --network or --link."
+            )
+        if sparse is not None:
+            return sparse.time_s(size, wire, ranks)
+        return parameter_server(wire, ranks, ranks, colocated=True).time_s(size)
+
+    return priced
+
+
+def _free(prices: Prices, gradients: Gradients) -> bool:
+    """Whether there is nobody to exchange with."""
+    return not any(prices.all_reduce(size) for size in gradients.bytes)
+
+
+def _units(gradients: Gradients, overlap: Overlap) -> Merge:
+    return merge.ddp_buckets(gradients, first_bytes=overlap.bucket_bytes, bucket_bytes=overlap.bucket_bytes)
 
 
 def _priced(prices: Prices | Exchange, trace: LayerTrace) -> Prices:
@@ -104,7 +190,8 @@ def _reduced(gradients: Gradients, all_reduce: Exchange, overlap: Overlap) -> tu
 
 
 def _measured(trace: LayerTrace, gradients: Gradients, overlap: Overlap) -> tuple[Message, ...]:
-    if overlap.scheme not in ("none", "wfbp", "p3-ideal") or overlap.compression != 1.0:
+    changed = overlap.compression != 1.0 or overlap.sparse is not None or overlap.through != "all-reduce"
+    if overlap.scheme not in ("none", "wfbp", "p3-ideal") or changed:
         raise InputError(
             f"Overlap {overlap.scheme!r} needs to know what a message of any size costs, but of {trace.source} "
             "only the exchange times of single layers are known; give a network, or none or wfbp uncompressed."
@@ -118,7 +205,7 @@ def _measured(trace: LayerTrace, gradients: Gradients, overlap: Overlap) -> tupl
 
 
 def _sharded(trace: LayerTrace, gradients: Gradients, prices: Prices, overlap: Overlap) -> tuple[Message, ...]:
-    runs = merge.ddp_buckets(gradients, first_bytes=overlap.bucket_bytes, bucket_bytes=overlap.bucket_bytes)
+    runs = _units(gradients, overlap)
     units = sharding.Units(gradients, runs, prices, part=overlap.compression)
     return sharding.messages(units, overlap.scheme, overlap.accumulate, last_layer=len(trace.layers) - 1)
 

@@ -124,6 +124,8 @@ def _split(graph: Graph, step_s: float, planned: Plan) -> Split:
         (Kind.EXCHANGE, planned.exchange_s),
     ):
         gone[kind] = 0.0
+        if kind is Kind.EXCHANGE:
+            gone[Kind.WAIT] = 0.0  # who exchanges nothing waits for no timer
         # Rounding may lift a rung by its last digit.
         rungs.append(min(rungs[-1], steady_state(graph.scaled(gone)).period_s) if cost else rungs[-1])
     return Split(

@@ -7,6 +7,7 @@ its bound: a step never falls when a cost rises, so they hold together.
 
 from collections.abc import Iterable
 from dataclasses import dataclass, replace
+from typing import Literal
 
 from stallwise.errors import InputError
 from stallwise.model.datapath import LoaderWork
@@ -80,6 +81,8 @@ class Change:
     batch: float = 1.0
     """Every GPU's batch is so many times as large."""
     overlap: Overlap | None = None
+    copy: Literal["inline", "engine"] = "inline"
+    """Whether copying a batch waits with compute, or runs beside it."""
     workers: int | None = None
     cached: float | None = None
     """Part of the data set that is found in memory."""
@@ -152,9 +155,27 @@ def assumptions(job: Job, change: Change, gpus: int | None) -> tuple[str, ...]:
         said.append("The number of cores is not known; loader workers are taken to have one each.")
     if change.overlap is not None and change.overlap.compression < 1.0:
         said.append("Converting gradients to 16 bits and back is taken to cost nothing.")
-    if change.overlap is not None and change.overlap.scheme == "p3-ideal":
-        said.append("p3-ideal is a limit that no scheduler reaches; compare with it, do not plan by it.")
+    if change.overlap is not None:
+        said += _said_of(change.overlap)
     return tuple(said)
+
+
+_SAID = {
+    "p3-ideal": "p3-ideal is a limit that no scheduler reaches; compare with it, do not plan by it.",
+    "horovod": "Agreeing on which tensors are ready is taken to cost nothing; the cycle begins with backward.",
+    "p3": "The scheduler itself is taken to cost nothing, and each slice pays its start-up time in full.",
+    "bytescheduler": "The scheduler itself is taken to cost nothing, and each slice pays its start-up time in full.",
+    "local-sgd": "What updates from parameters that drift apart do to convergence is not modelled.",
+}
+
+
+def _said_of(overlap: Overlap) -> list[str]:
+    said = [_SAID[overlap.scheme]] if overlap.scheme in _SAID else []
+    if overlap.sparse is not None:
+        said.append("Selecting the largest values takes as long as published for a V100; convergence is not modelled.")
+    if overlap.through == "servers":
+        said.append("A parameter server is taken to run on every worker's machine.")
+    return said
 
 
 def _answer(job: Job, change: Change, fabric: Fabric | None, gpus: int | None, single: StepPrediction) -> Answer:
@@ -185,7 +206,7 @@ def _predict(job: Job, change: Change, fabric: Fabric | None, gpus: int | None) 
     # The update works on parameters, however many samples there were.
     update_s = job.trace.update_s / change.compute_speed
     trace = replace(trace, update_s=update_s, read_s=_read_s(job, change, workers, on_node))
-    loading = Loading(workers=workers) if trace.read_s or trace.copy_s else None
+    loading = Loading(workers=workers, copy=change.copy) if trace.read_s or trace.copy_s else None
     overlap = change.overlap or job.overlap
     if gpus is None:
         return predict_step(trace, None, overlap, loading)

@@ -174,10 +174,23 @@ def _overlap_changes(before: Overlap, after: Overlap) -> list[Changed]:
     shown = (
         ("overlap", before.scheme, after.scheme),
         ("buckets", f"{before.bucket_bytes / 2**20:g} MiB", f"{after.bucket_bytes / 2**20:.4g} MiB"),
+        ("fusion", f"{before.fusion_bytes / 2**20:g} MiB", f"{after.fusion_bytes / 2**20:.4g} MiB"),
+        ("cycle", f"{before.cycle_s * 1e3:g} ms", f"{after.cycle_s * 1e3:g} ms"),
+        ("slices", _slices(before), _slices(after)),
+        ("through", before.through, after.through),
         ("bytes sent", f"{100 * before.compression:g} %", f"{100 * after.compression:g} %"),
+        ("gradients", _gradients(before), _gradients(after)),
         ("accumulate", str(before.accumulate), str(after.accumulate)),
     )
     return [Changed(name=name, before=old, after=new) for name, old, new in shown if old != new]
+
+
+def _slices(overlap: Overlap) -> str:
+    return "as published" if overlap.slice_bytes is None else f"{overlap.slice_bytes / 2**20:.4g} MiB"
+
+
+def _gradients(overlap: Overlap) -> str:
+    return "whole" if overlap.sparse is None else f"{overlap.sparse.kind}, {100 * overlap.sparse.density:g} %"
 
 
 def _links(setup: Setup) -> tuple[UsedLink, ...]:

@@ -1,0 +1,32 @@
+"""Which gradients travel together, carried out: a plan from `stallwise whatif --best-buckets`, in real DDP.
+
+from stallwise.buckets import planned_ddp
+
+model = planned_ddp(model, "plan.json")     # instead of DistributedDataParallel(model)
+"""
+
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from stallwise.buckets.ddp import carried_out, planned_ddp
+    from stallwise.buckets.plan import Bucket, BucketPlan, read_plan, write_plan
+
+__all__ = ["Bucket", "BucketPlan", "carried_out", "planned_ddp", "read_plan", "write_plan"]
+
+_HOMES = {
+    "Bucket": "plan",
+    "BucketPlan": "plan",
+    "carried_out": "ddp",
+    "planned_ddp": "ddp",
+    "read_plan": "plan",
+    "write_plan": "plan",
+}
+
+
+def __getattr__(name: str) -> Any:
+    # A plan is made and read without torch; only carrying it out needs it.
+    if name not in _HOMES:
+        raise AttributeError(f"module 'stallwise.buckets' has no attribute {name!r}")
+    import importlib
+
+    return getattr(importlib.import_module(f"stallwise.buckets.{_HOMES[name]}"), name)

@@ -1,0 +1,154 @@
+"""One rank of a study: networks on the stand-in accelerator, with and without exchange, in turns.
+
+Of every network a rank runs rounds of two blocks: steps of the bare module, and steps of the same module in DDP with
+torch's buckets scaled as the gradients are. Ranks meet before each block; the first step of a block is not counted. A
+block's time is the mean of its steps, a network's the median over rounds, of the slowest rank. Rank 0 appends one line
+per network to the samples file.
+"""
+
+import argparse
+import contextlib
+import inspect
+import math
+import os
+import statistics
+import sys
+import time
+from collections.abc import Sequence
+from datetime import timedelta
+from pathlib import Path
+from typing import Any
+
+import msgspec
+import torch
+import torch.distributed as dist
+from torch import nn
+from torch.nn.parallel import DistributedDataParallel
+
+from stallwise.model.merge import DDP_BUCKET_BYTES, DDP_FIRST_BYTES, MIB
+from stallwise.record.processes import die_with_parent
+from stallwise.record.study_net import SleepingNetwork
+from stallwise.record.study_samples import Measured
+from stallwise.workload.families import network
+
+_JOIN_S = 120.0
+_BLOCK_S = 0.4
+_MOST_STEPS = 25
+
+
+def main(arguments: Sequence[str]) -> int:
+    """Measure; what goes wrong is one line on stderr and exit code 2."""
+    parser = argparse.ArgumentParser(prog="python -m stallwise.record.study_rank", description=__doc__)
+    parser.add_argument("--networks", required=True)
+    parser.add_argument("--rate", required=True)
+    parser.add_argument("--scale", type=int, required=True)
+    parser.add_argument("--s-per-mac", type=float, required=True)
+    parser.add_argument("--rounds", type=int, required=True)
+    parser.add_argument("--steps", type=int, required=True)
+    parser.add_argument("--out", type=Path, required=True)
+    options = parser.parse_args(arguments)
+    die_with_parent()
+    _first_in_line()
+    torch.set_num_threads(1)
+    try:
+        dist.init_process_group("gloo", timeout=timedelta(seconds=_JOIN_S))
+        for name in options.networks.split(","):
+            _measure(name, options)
+        dist.barrier()
+        dist.destroy_process_group()
+    except KeyboardInterrupt:
+        return 130
+    except (RuntimeError, ValueError, OSError) as error:
+        sys.stderr.write(f"{str(error).strip().splitlines()[0] if str(error).strip() else type(error).__name__}\n")
+        return 2
+    return 0
+
+
+def _first_in_line() -> None:
+    """Wake up on time, whatever else the machine does: ranks mostly sleep, as hosts of accelerators do.
+
+    Real-time scheduling needs root; without it other work on the machine is in the figures.
+    """
+    with contextlib.suppress(OSError, AttributeError):
+        os.sched_setscheduler(0, os.SCHED_RR, os.sched_param(1))
+
+
+def _measure(name: str, options: Any) -> None:
+    made = SleepingNetwork(network(name), scale=options.scale, s_per_mac=options.s_per_mac)
+    shared = DistributedDataParallel(made, **_scaled_buckets(options.scale))
+    for _ in range(2):  # torch learns the order of gradients, then builds its buckets
+        _step(shared)
+    steps = _steps(_slowest(_block(shared, 1)[0]), options.steps)
+    alone, backward, exchanged = [], [], []
+    for _ in range(options.rounds):
+        alone_s, backward_s = _block(made, steps)
+        alone.append(_slowest(alone_s))
+        backward.append(_slowest(backward_s))
+        exchanged.append(_slowest(_block(shared, steps)[0]))
+    if dist.get_rank() != 0:
+        return
+    stalls = [with_s - without_s for with_s, without_s in zip(exchanged, alone, strict=True)]
+    _append(
+        options.out,
+        Measured(
+            rate=options.rate,
+            processes=dist.get_world_size(),
+            network=name,
+            alone_s=statistics.median(alone),
+            backward_s=statistics.median(backward),
+            shared_s=statistics.median(exchanged),
+            spread_s=max(stalls) - min(stalls),
+            bucket_bytes=_buckets(shared),
+        ),
+    )
+
+
+def _steps(step_s: float, least: int) -> int:
+    """So many that a block is long enough to be measured; the same on all ranks, as `step_s` is."""
+    return max(least, min(_MOST_STEPS, math.ceil(_BLOCK_S / step_s)))
+
+
+def _scaled_buckets(scale: int) -> dict[str, Any]:
+    """torch's 1 MiB, then 25 MiB, both divided."""
+    first, later = DDP_FIRST_BYTES / MIB / scale, DDP_BUCKET_BYTES / MIB / scale
+    if "bucket_cap_mb_list" in inspect.signature(DistributedDataParallel.__init__).parameters:
+        return {"bucket_cap_mb_list": [first, later]}
+    return {"bucket_cap_mb": later}
+
+
+def _block(model: nn.Module, steps: int) -> tuple[float, float]:
+    """Mean seconds of a step and of its backward; ranks begin together, the first step is not counted."""
+    dist.barrier()
+    _step(model)
+    begin_s = time.perf_counter()
+    backward_s = sum(_step(model) for _ in range(steps))
+    return (time.perf_counter() - begin_s) / steps, backward_s / steps
+
+
+def _step(model: nn.Module) -> float:
+    x = torch.ones(1, requires_grad=True)
+    model.zero_grad(set_to_none=True)
+    loss = model(x).sum()
+    begin_s = time.perf_counter()
+    loss.backward()
+    return time.perf_counter() - begin_s
+
+
+def _slowest(value_s: float) -> float:
+    shared = torch.tensor([value_s], dtype=torch.float64)
+    dist.all_reduce(shared, op=dist.ReduceOp.MAX)
+    return float(shared[0])
+
+
+def _buckets(model: DistributedDataParallel) -> tuple[int, ...]:
+    data: dict[str, Any] = model._get_ddp_logging_data()  # type: ignore[no-untyped-call]
+    return tuple(int(size) for size in str(data["rebuilt_bucket_sizes"]).split(","))
+
+
+def _append(path: Path, sample: Measured) -> None:
+    with path.open("ab") as file:
+        file.write(msgspec.json.encode(sample) + b"\n")
+
+
+if __name__ == "__main__":
+    sys.exit(main(sys.argv[1:]))

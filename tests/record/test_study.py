@@ -1,0 +1,88 @@
+"""The stand-in networks have the tensors of the real ones, and take the time they are told to."""
+
+import time
+
+import msgspec
+import pytest
+import torch
+
+from stallwise.model.merge import Gradients, ddp_buckets, message_bytes
+from stallwise.record.study import Settings, study_of
+from stallwise.record.study_net import SleepingNetwork, scaled_elements
+from stallwise.record.study_samples import Measured
+from stallwise.workload.families import network
+
+SCALE = 64
+
+
+def test_every_tensor_is_there_at_its_size_and_gets_a_gradient() -> None:
+    shape = network("resnet18")
+    made = SleepingNetwork(shape, scale=SCALE, s_per_mac=0.0)
+    sizes = [parameter.numel() for parameter in made.parameters()]
+    assert sizes == [scaled_elements(tensor, SCALE) for tensor in shape.tensors]
+    made(torch.ones(1, requires_grad=True)).sum().backward()
+    assert all(p.grad is not None and p.grad.shape == p.shape for p in made.parameters())
+    assert sum(sizes) == pytest.approx(shape.parameters / SCALE, rel=0.01)
+
+
+def test_layers_sleep_for_their_work() -> None:
+    shape = network("alexnet")
+    made = SleepingNetwork(shape, scale=SCALE, s_per_mac=0.05 / shape.macs)
+    begin_s = time.perf_counter()
+    loss = made(torch.ones(1, requires_grad=True)).sum()
+    middle_s = time.perf_counter()
+    loss.backward()
+    end_s = time.perf_counter()
+    # A sleep is never shorter; how much longer depends on the machine.
+    assert 0.05 <= middle_s - begin_s < 0.5
+    assert 0.10 <= end_s - middle_s < 1.0
+
+
+def sample(name: str, stall_s: float) -> Measured:
+    """As DDP would bucket it, with a tenth of a second of backward."""
+    sizes = tuple(max(1, tensor.elements // SCALE) * 4 for tensor in network(name).tensors[::-1])
+    made = Gradients(tuple(range(len(sizes))), (0.0,) * len(sizes), sizes)
+    runs = ddp_buckets(made, first_bytes=2**20 // SCALE, bucket_bytes=25 * 2**20 // SCALE)
+    return Measured(
+        rate="1gbit",
+        processes=2,
+        network=name,
+        alone_s=0.15,
+        backward_s=0.1,
+        shared_s=0.15 + stall_s,
+        spread_s=0.0,
+        bucket_bytes=message_bytes(made, runs),
+    )
+
+
+def test_buckets_become_ready_in_order_and_the_last_at_the_end() -> None:
+    names = ("resnet18", "resnet50", "vgg16", "densenet121", "alexnet")
+    settings = Settings(networks=names, rates=("1gbit",), scale=SCALE)
+    (link,) = study_of(settings, [sample(name, 0.01 * n) for n, name in enumerate(names, 1)]).links
+    for seen in link.seen:
+        ready = seen.features.bucket_ready
+        assert list(ready) == sorted(ready)
+        assert ready[-1] == pytest.approx(1.0)
+        assert seen.features.bytes == sum(seen.features.bucket_bytes)
+    vgg = next(seen for seen in link.seen if seen.network == "vgg16")
+    # Three dense layers hold nine in ten bytes and hardly any work: most buckets are ready almost at once.
+    assert vgg.features.bucket_ready[2] < 0.1
+
+
+def test_a_fit_does_not_end_where_bytes_cost_nothing() -> None:
+    """Five networks as measured on four hosts at 1 Gb/s: turns that begin badly explain the small ones alone."""
+    measured = {
+        "resnet10": (0.0075, 0.0058),
+        "resnet18": (0.0145, 0.0055),
+        "mobilenet_v2": (0.0098, 0.0079),
+        "alexnet": (0.0060, 0.0445),
+        "vgg11": (0.0527, 0.0594),
+    }
+    samples = [
+        msgspec.structs.replace(sample(name, stall_s), backward_s=backward_s)
+        for name, (backward_s, stall_s) in measured.items()
+    ]
+    settings = Settings(networks=tuple(measured), rates=("1gbit",), scale=SCALE)
+    (link,) = study_of(settings, samples).links
+    # 8 ns a byte, and four hosts send each byte 1.5 times.
+    assert link.fit.per_byte_s == pytest.approx(12e-9, rel=0.2)
