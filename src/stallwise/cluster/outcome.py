@@ -1,0 +1,157 @@
+"""What a simulation says: arrays per job, a time series, and the figures people compare."""
+
+from dataclasses import dataclass
+
+import numpy as np
+import numpy.typing as npt
+
+from stallwise.cluster.job import Job
+
+Floats = npt.NDArray[np.float64]
+Counts = npt.NDArray[np.int64]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Metrics:
+    """One row of a comparison."""
+
+    jobs: int
+    jct_mean_s: float
+    jct_median_s: float
+    jct_p95_s: float
+    queue_mean_s: float
+    queue_p95_s: float
+    makespan_s: float
+    comm_mean_s: float
+    """Time per job spent running without progress because of its placement."""
+    comm_share: float
+    """The same as a part of all time with GPUs."""
+    utilisation: float
+    """GPU-seconds of progress at full speed over all the cluster had from first arrival to last end."""
+    occupation: float
+    """GPU-seconds held by jobs over the same."""
+    fragmentation: float
+    """Time-averaged part of the cluster that stood free while a waiting job asked for no more than that."""
+    fairness_mean: float
+    """Finish-time fairness (Themis): JCT over what an equal share of the cluster would take; less is better."""
+    fairness_p95: float
+    fairness_worst: float
+    preemptions: int
+    migrations: int
+
+
+@dataclass(frozen=True, slots=True, kw_only=True, eq=False)
+class Series:
+    """The cluster after every event; values hold until the next time."""
+
+    time_s: Floats
+    busy_gpus: Counts
+    running_jobs: Counts
+    waiting_jobs: Counts
+    waiting_gpus: Counts
+    fragmented_gpus: Counts
+    """Free GPUs that at least one waiting job was small enough for."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True, eq=False)
+class Outcome:
+    """Every job from arrival to end under one policy. Arrays are in the order of `jobs`."""
+
+    jobs: tuple[Job, ...]
+    policy: str
+    cluster_gpus: int
+    first_start_s: Floats
+    finish_s: Floats
+    run_s: Floats
+    """Holding GPUs."""
+    comm_s: Floats
+    """Of those, lost to a placement slower than full speed."""
+    overhead_s: Floats
+    """Of those, spent starting and restarting."""
+    preemptions: Counts
+    migrations: Counts
+    widest: Counts
+    """Widest border crossed in its life: 0 inside the tightest domain, number of levels across the widest."""
+    series: Series
+    events: int
+
+    @property
+    def arrival_s(self) -> Floats:
+        """When each job came."""
+        return np.array([job.arrival_s for job in self.jobs])
+
+    @property
+    def work_s(self) -> Floats:
+        """At full speed."""
+        return np.array([job.work_s for job in self.jobs])
+
+    @property
+    def gpus(self) -> Counts:
+        """Gangs."""
+        return np.array([job.gpus for job in self.jobs], dtype=np.int64)
+
+    @property
+    def jct_s(self) -> Floats:
+        """Job completion time: from arrival to end."""
+        return self.finish_s - self.arrival_s
+
+    @property
+    def queue_s(self) -> Floats:
+        """Waiting, at first and after every preemption."""
+        return self.jct_s - self.run_s
+
+    @property
+    def makespan_s(self) -> float:
+        """First arrival to last end."""
+        return float(self.finish_s.max() - self.arrival_s.min())
+
+    def fairness(self) -> Floats:
+        """JCT over the time an equal share of the cluster would give: work · max(1, mean demand / GPUs).
+
+        Themis' ρ, with the contention averaged over the job's life.
+        """
+        return self.jct_s / (self.work_s * np.maximum(1.0, self._contention()))
+
+    def _contention(self) -> Floats:
+        """GPUs asked for by the jobs present, over those there are, averaged over each job's life."""
+        arrival, finish = self.arrival_s, self.finish_s
+        times = np.concatenate([arrival, finish])
+        steps = np.concatenate([self.gpus, -self.gpus])
+        order = np.argsort(times, kind="stable")
+        at, demand = times[order], np.cumsum(steps[order]) / self.cluster_gpus
+        area = np.concatenate([[0.0], np.cumsum(np.diff(at) * demand[:-1])])
+        held = np.interp(finish, at, area) - np.interp(arrival, at, area)
+        return np.asarray(held / np.maximum(finish - arrival, 1e-12))
+
+    @property
+    def metrics(self) -> Metrics:
+        """The row of this outcome."""
+        jct, queue, rho = self.jct_s, self.queue_s, self.fairness()
+        gpus = self.gpus
+        whole = self.cluster_gpus * self.makespan_s
+        return Metrics(
+            jobs=len(self.jobs),
+            jct_mean_s=float(jct.mean()),
+            jct_median_s=float(np.median(jct)),
+            jct_p95_s=float(np.percentile(jct, 95)),
+            queue_mean_s=float(queue.mean()),
+            queue_p95_s=float(np.percentile(queue, 95)),
+            makespan_s=self.makespan_s,
+            comm_mean_s=float(self.comm_s.mean()),
+            comm_share=float((self.comm_s * gpus).sum() / max((self.run_s * gpus).sum(), 1e-12)),
+            utilisation=float((self.work_s * gpus).sum() / whole),
+            occupation=float((self.run_s * gpus).sum() / whole),
+            fragmentation=self._fragmentation(),
+            fairness_mean=float(rho.mean()),
+            fairness_p95=float(np.percentile(rho, 95)),
+            fairness_worst=float(rho.max()),
+            preemptions=int(self.preemptions.sum()),
+            migrations=int(self.migrations.sum()),
+        )
+
+    def _fragmentation(self) -> float:
+        time = self.series.time_s
+        if len(time) < 2:
+            return 0.0
+        area = float((np.diff(time) * self.series.fragmented_gpus[:-1]).sum())
+        return area / (self.cluster_gpus * float(time[-1] - time[0]))

@@ -1,0 +1,186 @@
+"""The policies by name. Each is nothing but a choice of seams; `policy.py` says what they mean.
+
+Leases last an hour unless said otherwise. Dally's variants are the released ones (arXiv 2401.16492; running jobs do
+not bid, which the released allocator forgets), Tiresias is NSDI 2019's two-dimensional attained service with
+consolidation by tensor skew, Gandiva (OSDI 2018) slices time in turns, packs and migrates.
+"""
+
+import math
+from collections.abc import Callable
+from dataclasses import replace
+from typing import Any
+
+from stallwise.cluster.policy import Order, Patience, Placement, Policy, Preemption
+from stallwise.cluster.tuner import Tuning
+from stallwise.errors import InputError, UnknownNameError
+
+TIRESIAS_LIMITS_GPU_S = (3250.0, 7200.0)
+"""Queue borders of the released Tiresias simulator."""
+DALLY_CHUNK = 10_000.0
+"""Iterations between two chances to give GPUs back (the setting of our comparison; the paper's is unknown)."""
+
+
+def fifo(*, strict: bool = True) -> Policy:
+    """First come, first served; `strict` lets nobody overtake."""
+    return Policy(name="fifo" if strict else "fifo-skip", order=Order(by="arrival", strict=strict), placement=_best())
+
+
+def sjf() -> Policy:
+    """Shortest job first; knows durations."""
+    return Policy(name="sjf", order=Order(by="work"), placement=_best())
+
+
+def srtf() -> Policy:
+    """Shortest remaining time first, preempting at once; knows durations."""
+    return Policy(name="srtf", order=Order(by="remaining work"), placement=_best(), preemption=_now())
+
+
+def srsf() -> Policy:
+    """Shortest remaining service (time times GPUs) first, preempting at once; knows durations."""
+    return Policy(name="srsf", order=Order(by="remaining service"), placement=_best(), preemption=_now())
+
+
+def las() -> Policy:
+    """Least attained service first, by leases; the tightest placement there is, without waiting for a better one."""
+    return Policy(name="las", order=Order(by="attained service"), preemption=_leased())
+
+
+def las_2d(limits_gpu_s: tuple[float, ...] = TIRESIAS_LIMITS_GPU_S, promote: float = 0.0) -> Policy:
+    """Attained service in queues, preempting at once; `promote` returns who waited that many times what it ran."""
+    order = Order(by="queues", limits_gpu_s=limits_gpu_s, promote=promote)
+    return Policy(name="2d-las", order=order, placement=_best(), preemption=_now())
+
+
+def gittins(history_gpu_s: tuple[float, ...] = (), delta_gpu_s: float = 3250.0) -> Policy:
+    """By the odds to end soon, from past jobs' service (those of this trace that ended, where none is given)."""
+    order = Order(by="gittins", history_gpu_s=history_gpu_s, delta_gpu_s=delta_gpu_s)
+    return Policy(name="gittins", order=order, placement=_best(), preemption=_leased())
+
+
+def tiresias() -> Policy:
+    """Least attained service first, by leases; models with a dominant tensor stay within a rack."""
+    placement = Placement(fit="first", reach="skew")
+    return Policy(name="tiresias", order=Order(by="attained service"), placement=placement, preemption=_leased())
+
+
+def gandiva() -> Policy:
+    """Turns of a minute, two jobs to a GPU where both leave it idle, moves to tighter GPUs."""
+    preemption = Preemption(kind="lease", lease_s=60.0, renew=True, migrate=True, pack=1.0)
+    return Policy(name="gandiva", order=Order(by="turns"), placement=Placement(fit="best"), preemption=preemption)
+
+
+def dally_no_wait() -> Policy:
+    """Worst placed first, by leases; takes what there is."""
+    return _dally("dally-no-wait", Patience())
+
+
+def dally_manual(machine_leases: float = 12.0, rack_leases: float = 24.0) -> Policy:
+    """Dally with fixed patience, in leases."""
+    return _dally("dally-manual", Patience(kind="timers", machine_leases=machine_leases, rack_leases=rack_leases))
+
+
+def dally_full() -> Policy:
+    """Dally that never takes less than full consolidation."""
+    return _dally("dally-full", Patience(kind="timers", machine_leases=math.inf, rack_leases=math.inf))
+
+
+def dally_auto() -> Policy:
+    """Dally with patience learned from past waits."""
+    return _dally("dally", Patience(kind="auto", tuning=Tuning()))
+
+
+def _dally(name: str, patience: Patience) -> Policy:
+    preemption = replace(_leased(), chunk_iterations=DALLY_CHUNK)
+    return Policy(name=name, order=Order(by="efficiency"), patience=patience, preemption=preemption)
+
+
+def patient() -> Policy:
+    """Ours; docs/policies.md explains it. Never looks at durations.
+
+    Least attained service first; best fit; leases of half an hour, after which everybody is placed anew; holds out for
+    a tight place for 60 leases times what the looser one would slow it down by, and time waited counts on after a
+    preemption; who waited ten days goes first and is not overtaken. Tuned on batch_500 and the first one-week Poisson
+    set (`python -m validation.policies --tuning`).
+    """
+    return Policy(
+        name="patient",
+        order=Order(by="attained service", age_s=10 * 86_400.0),
+        placement=Placement(fit="best", avoid_sharing=True),
+        patience=Patience(kind="sensitivity", factor=60.0, survives=True, wakes=True),
+        preemption=Preemption(kind="lease", lease_s=1800.0),
+    )
+
+
+def _best() -> Placement:
+    return Placement(fit="best")
+
+
+def _now() -> Preemption:
+    return Preemption(kind="now")
+
+
+def _leased() -> Preemption:
+    return Preemption(kind="lease", lease_s=3600.0)
+
+
+POLICIES: dict[str, Callable[[], Policy]] = {
+    "fifo": fifo,
+    "fifo-skip": lambda: fifo(strict=False),
+    "sjf": sjf,
+    "srtf": srtf,
+    "srsf": srsf,
+    "las": las,
+    "2d-las": las_2d,
+    "gittins": gittins,
+    "tiresias": tiresias,
+    "gandiva": gandiva,
+    "dally": dally_auto,
+    "dally-manual": dally_manual,
+    "dally-no-wait": dally_no_wait,
+    "dally-full": dally_full,
+    "patient": patient,
+}
+CLAIRVOYANT = frozenset(name for name, make in POLICIES.items() if make().clairvoyant)
+
+_OPTIONS: dict[str, tuple[str, str]] = {
+    "lease": ("preemption", "lease_s"),
+    "quantum": ("preemption", "quantum_s"),
+    "rack": ("patience", "machine_leases"),
+    "net": ("patience", "rack_leases"),
+    "factor": ("patience", "factor"),
+    "cap": ("patience", "cap_s"),
+    "promote": ("order", "promote"),
+    "age": ("order", "age_s"),
+    "delta": ("order", "delta_gpu_s"),
+    "admit": ("admission", "demand"),
+    "margin": ("preemption", "margin"),
+    "force": ("preemption", "force"),
+}
+"""What can follow a name: `dally-manual:rack=12,net=24`. rack: leases waited before a rack is taken instead of a
+machine; net: before GPUs of several racks are."""
+
+
+def policy_named(text: str) -> Policy:
+    """A policy by its name, with options after a colon: `dally-manual:rack=12,net=24,lease=1800`."""
+    name, _, options = text.partition(":")
+    if name not in POLICIES:
+        raise UnknownNameError("policy", name, POLICIES)
+    policy = POLICIES[name]()
+    for option in filter(None, options.split(",")):
+        policy = _with(policy, option)
+    return replace(policy, name=text) if options else policy
+
+
+def _with(policy: Policy, option: str) -> Policy:
+    key, _, value = option.partition("=")
+    if key not in _OPTIONS:
+        raise UnknownNameError("policy option", key, _OPTIONS)
+    try:
+        number = float(value)
+    except ValueError:
+        raise InputError(f"The option {option!r} of a policy needs a number, as in {key}=1.") from None
+    if not number >= 0:
+        raise InputError(f"The option {option!r} of a policy must not be negative.")
+    seam, field = _OPTIONS[key]
+    changed: Any = replace(getattr(policy, seam), **{field: number})
+    return replace(policy, **{seam: changed})

@@ -1,0 +1,217 @@
+"""Job speed from layer profiles and collectives: one step on a placement through the iteration graph.
+
+The gang is a balanced tree: n_k units on tier k (GPUs of a slot, slots of a machine, machines of a rack, racks, …).
+Each layer's gradient is all-reduced on every tier in turn by 2(n-1) rounds of (hops · latency + bytes / n / bandwidth);
+each tier carries one collective at a time and passes it on in `PIECES`, so tiers work as a pipeline; a collective
+starts after the backward of its layer, in backward order. Speed is compute over compute plus what of the exchange
+sticks out. This is what ASTRA-sim's analytical backend computes for Dally (Sharma et al., arXiv 2401.16492), without
+the backend. Where a gang does not divide evenly over a tier, all of it goes around one ring on that tier, as there.
+"""
+
+import csv
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Literal
+
+from stallwise.cluster.job import Job
+from stallwise.cluster.speed import Shape
+from stallwise.errors import InputError, UnknownNameError
+from stallwise.model.collectives import AlphaBeta, Wire, all_reduce, contended
+from stallwise.model.graph import Draft, Graph, Kind
+from stallwise.model.paths import longest_path
+from stallwise.workload.layers import Layer, LayerTrace
+
+PIECES = 4
+"""With 1 large messages pass the tiers one after the other and AlexNet over several machines comes out 0.19 too slow;
+from 4 on all of ASTRA-sim's efficiencies are met within 0.05."""
+SKEWED = 0.4
+"""Part of the gradient in one tensor from which Tiresias calls a model skewed. Of Dally's six it splits the list its
+authors give: AlexNet, VGG and MobileNetV3 on one side, the ResNets and BERT on the other."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Link:
+    """What connects the units of one tier."""
+
+    topology: Literal["ring", "switch", "full"]
+    bandwidth_bytes_per_s: float
+    latency_s: float
+
+    @property
+    def hops(self) -> int:
+        """From unit to unit."""
+        return 2 if self.topology == "switch" else 1
+
+    def lanes(self, units: int) -> int:
+        """Links a unit can use at once, as the released Dally counts them."""
+        if self.topology == "ring":
+            return 4 if units == 2 else units
+        return units if self.topology == "switch" else units // (units - 1)
+
+    def all_reduce(self, units: int) -> AlphaBeta:
+        """Ring all-reduce among the units."""
+        wire = Wire(
+            latency_s=self.hops * self.latency_s, s_per_byte=1 / (self.bandwidth_bytes_per_s * self.lanes(units))
+        )
+        return all_reduce("ring", wire, units)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Network:
+    """Links by what they connect: `gpu` inside the tightest domains, `slot`, `machine`, `rack`, `block`, …"""
+
+    links: Mapping[str, Link]
+
+    def link(self, level: str) -> Link:
+        """The link between domains of a level; wider levels than any named use the widest that is."""
+        if level in self.links:
+            return self.links[level]
+        return self.links[list(self.links)[-1]]
+
+
+_INSIDE = {
+    "gpu": Link(topology="full", bandwidth_bytes_per_s=600e9, latency_s=0.0),
+    "slot": Link(topology="ring", bandwidth_bytes_per_s=600e9, latency_s=500e-9),
+    "machine": Link(topology="ring", bandwidth_bytes_per_s=200e9, latency_s=5e-6),
+}
+NETWORKS = {
+    "released": Network(
+        links=_INSIDE | {"rack": Link(topology="switch", bandwidth_bytes_per_s=400e9, latency_s=50e-6)}
+    ),
+    "congested": Network(
+        links=_INSIDE | {"rack": Link(topology="switch", bandwidth_bytes_per_s=10e9, latency_s=50e-3)}
+    ),
+}
+"""Dally's constants: as released, and with the slow core of its earlier versions (10 GB/s and 50 ms)."""
+
+COMPUTE_SCALES = {
+    "ResNet50": 0.03395,
+    "ResNet18": 0.001223,
+    "AlexNet": 0.0199,
+    "MobileNetV3": 0.00639,
+    "VGG": 0.01549,
+    "BERT": 0.0001121,
+}
+"""What Dally multiplies the profiled times by, from the seconds of a batch to those of its iterations."""
+_FILES = {
+    "AlexNet": "alexnet_b512.csv",
+    "BERT": "bert_large_b256.csv",
+    "MobileNetV3": "mobilenet_v3_b512.csv",
+    "ResNet18": "resnet18_b512.csv",
+    "ResNet50": "resnet50_b512.csv",
+    "VGG": "vgg11_b256.csv",
+}
+
+
+def read_profiles(folder: Path) -> dict[str, LayerTrace]:
+    """Dally's six models from its per-layer files, times scaled as there."""
+    return {model: read_profile(folder / name, COMPUTE_SCALES[model]) for model, name in _FILES.items()}
+
+
+def read_profile(path: Path, scale: float = 1.0) -> LayerTrace:
+    """One profile. A layer's message leaves after its weight gradient; the input gradient behind it delays the next.
+
+    So the backward time of a layer here is its own weight gradient and the input gradient of the layer above; the
+    first layer needs no input gradient.
+    """
+    try:
+        with path.open(newline="") as file:
+            rows = list(csv.DictReader(file))
+        times = [
+            (
+                row["layer"],
+                float(row["fwd_compute_ns"]) * 1e-9 * scale,
+                float(row["input_grad_compute_ns"]) * 1e-9 * scale,
+                float(row["weight_grad_compute_ns"]) * 1e-9 * scale,
+                int(row["weight_grad_bytes"]),
+            )
+            for row in rows
+        ]
+    except (OSError, KeyError, ValueError) as error:
+        raise InputError(f"{path} is not a layer profile: {error}. Columns are those of Dally's profiles.") from error
+    above = [0.0, *(entry[2] for entry in reversed(times))][: len(times)][::-1]
+    layers = [
+        Layer(name=name, forward_s=forward, backward_s=weight + late, gradient_bytes=size)
+        for (name, forward, _, weight, size), late in zip(times, above, strict=True)
+    ]
+    return LayerTrace.of(layers, source=path.name)
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class LayerProfiles:
+    """Speed of the models one has profiles of; a job without a model is never slowed."""
+
+    profiles: Mapping[str, LayerTrace]
+    network: Network
+    levels: tuple[str, ...] = ("machine", "rack")
+    """Of the cluster the shapes come from."""
+    known: dict[tuple[str | None, Shape], float] = field(default_factory=dict)
+
+    def kind(self, job: Job) -> str | None:
+        """Its model."""
+        if job.model is not None and job.model not in self.profiles:
+            raise UnknownNameError("model", job.model, self.profiles)
+        return job.model
+
+    def skewed(self, job: Job) -> bool:
+        """Whether one tensor holds much of the gradient (Tiresias)."""
+        if job.model is None:
+            return False
+        trace = self.profiles[job.model]
+        return max(layer.gradient_bytes for layer in trace.layers) > SKEWED * trace.gradient_bytes
+
+    def rate(self, job: Job, shape: Shape) -> float:
+        """Compute over step."""
+        key = (job.model, shape)
+        if key not in self.known:
+            self.known[key] = self._rate(job.model, shape)
+        return self.known[key]
+
+    def _rate(self, model: str | None, shape: Shape) -> float:
+        if model is None or shape.gpus == 1:
+            return 1.0
+        trace = self.profiles[model]
+        step_s = longest_path(step_graph(trace, self.costs(shape))).seconds
+        return (trace.forward_s + trace.backward_s) / step_s
+
+    def costs(self, shape: Shape) -> list[AlphaBeta]:
+        """All-reduce of each tier the gang uses, tightest first; links that others use too cost more per byte."""
+        tiers = [("gpu", 1), *((level, self._sharers(shape, number)) for number, level in enumerate(self.levels))]
+        return [
+            contended(self.network.link(level).all_reduce(units), jobs)
+            for (level, jobs), units in zip(tiers, units_of(shape), strict=True)
+            if units > 1
+        ]
+
+    @staticmethod
+    def _sharers(shape: Shape, level: int) -> int:
+        return shape.sharers[level] if shape.sharers else 1
+
+
+def units_of(shape: Shape) -> list[int]:
+    """Units on each tier, from GPUs per tightest domain outwards; a gang that does not divide is all on one tier."""
+    counts = [shape.gpus, *shape.spans, 1]
+    for tier in range(len(counts) - 2, -1, -1):
+        if counts[tier] % counts[tier + 1]:
+            return [shape.gpus if k == tier + 1 else 1 for k in range(len(counts) - 1)]
+    return [counts[k] // counts[k + 1] for k in range(len(counts) - 1)]
+
+
+def step_graph(trace: LayerTrace, costs: list[AlphaBeta]) -> Graph:
+    """One step: forward, backward, and every layer's all-reduce through the tiers, one at a time on each."""
+    draft = Draft()
+    before: int | None = None
+    for layer in trace.layers:
+        before = draft.node(Kind.FORWARD, layer.name, layer.forward_s, "GPU", [before])
+    channel: list[int | None] = [None] * len(costs)
+    pieces: list[int | None]
+    for layer in reversed(trace.layers):
+        before = draft.node(Kind.BACKWARD, layer.name, layer.backward_s, "GPU", [before])
+        pieces = [before] * (PIECES if len(costs) > 1 else 1)
+        for tier, cost in enumerate(costs):
+            seconds = cost.time_s(layer.gradient_bytes) / len(pieces)
+            for number, piece in enumerate(pieces):
+                channel[tier] = draft.node(Kind.EXCHANGE, layer.name, seconds, f"tier {tier}", [piece, channel[tier]])
+                pieces[number] = channel[tier]
+    return draft.graph()

@@ -1,0 +1,241 @@
+"""From policies, jobs and clusters to the arrays of `kernels/state.py`."""
+
+import math
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+
+from stallwise.cluster.job import Job
+from stallwise.cluster.kernels.state import JOB, N_COUNTS, N_SEEN, RANDOM, RULES, Desk, Record, Rows, Space
+from stallwise.cluster.policy import BYS, FITS, PREEMPTINGS, REACHES, WAITINGS, Policy
+from stallwise.cluster.speed import FullSpeed, Shape, Speed
+from stallwise.cluster.topology import Cluster
+
+_WINDOW = 4096
+"""Past waits kept per size and level; the history drops them long before."""
+_SEEN = 2048
+"""Ended jobs the Gittins index looks at."""
+_TABLE = 1 << 12
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Costs:
+    """What a change of GPUs costs."""
+
+    checkpoint_s_per_gpu: float = 0.0
+    """GPUs of a preempted job come back so much later, per GPU of its gang (Dally: 1 s)."""
+    restart_s: float = 0.0
+    """A job that was stopped makes no progress for so long when it gets GPUs again."""
+    first_start_s: float = 0.0
+    """Likewise when it starts for the first time."""
+
+
+@dataclass(frozen=True, slots=True)
+class Kinds:
+    """Jobs of equal speed: a number per job, one job and gang for each number."""
+
+    of: npt.NDArray[np.int32]
+    examples: tuple[Job, ...]
+
+
+def kinds_of(jobs: Sequence[Job], speed: Speed) -> Kinds:
+    """Group jobs by gang and by what their speed depends on."""
+    numbers: dict[Any, int] = {}
+    examples: list[Job] = []
+    of = np.zeros(len(jobs), dtype=np.int32)
+    for index, job in enumerate(jobs):
+        key = (speed.kind(job), job.gpus)
+        if key not in numbers:
+            numbers[key] = len(examples)
+            examples.append(job)
+        of[index] = numbers[key]
+    return Kinds(of, tuple(examples))
+
+
+def rules_of(policy: Policy, costs: Costs, cluster: Cluster, speed: Speed, *, contention: bool) -> Record:
+    """A policy as numbers."""
+    order, place, wait, stop = policy.order, policy.placement, policy.patience, policy.preemption
+    tuning = wait.tuning
+    values = {
+        "by": BYS.index(order.by),
+        "strict": int(order.strict),
+        "running_first": int(order.running_first),
+        "promote": float(order.promote),
+        "delta": float(order.delta_gpu_s),
+        "age": float(order.age_s),
+        "fit": FITS.index(place.fit),
+        "reach": REACHES.index(place.reach),
+        "localities": int(place.localities),
+        "avoid": int(place.avoid_sharing and contention),
+        "patience": WAITINGS.index(wait.kind),
+        "machine_leases": float(wait.machine_leases),
+        "rack_leases": float(wait.rack_leases),
+        "history": float(tuning.history_leases),
+        "deviations": float(tuning.deviations),
+        "least_machine": float(tuning.least_machine),
+        "least_rack": float(tuning.least_rack),
+        "share": float(tuning.share),
+        "skips": int(tuning.skips),
+        "factor": float(wait.factor),
+        "cap": float(wait.cap_s),
+        "survives": int(wait.survives),
+        "wakes": int(wait.wakes),
+        "preempt": PREEMPTINGS.index(stop.kind),
+        "lease": float(stop.lease_s),
+        "renew": int(stop.renew),
+        "quantum": float(stop.quantum_s),
+        "margin": float(stop.margin),
+        "migrate": int(stop.migrate),
+        "force": int(stop.force > 0),
+        "force_gain": float(stop.force),
+        "migrate_gain": float(stop.migrate_gain),
+        "pack": float(stop.pack),
+        "packed_rate": float(stop.packed_rate),
+        "admit": float(policy.admission.demand),
+        "checkpoint_per_gpu": float(costs.checkpoint_s_per_gpu),
+        "restart": float(costs.restart_s),
+        "first_start": float(costs.first_start_s),
+        "machine": min(cluster.level("machine"), max(len(cluster.levels) - 1, 0)),
+        "flat": int(isinstance(speed, FullSpeed)),
+        "parts": int(getattr(speed, "by_parts", False)),
+        "contention": int(contention),
+    }
+    row = np.zeros(1, dtype=RULES)
+    for name, value in values.items():
+        row[name] = value
+    return row[0]
+
+
+def book_of(jobs: Sequence[Job], policy: Policy, speed: Speed, kinds: Kinds) -> Rows:
+    """One row per job, in order of arrival."""
+    count = len(jobs)
+    columns = np.zeros(count, dtype=JOB)
+    gang = np.array([job.gpus for job in jobs], dtype=np.int32)
+    work = np.array([job.work_s for job in jobs], dtype=np.float64)
+    chunk = policy.preemption.chunk_iterations
+    columns["arrival"][:] = [job.arrival_s for job in jobs]
+    columns["gang"][:] = gang
+    columns["work"][:] = work
+    columns["left"][:] = work
+    columns["kind"][:] = kinds.of
+    columns["size"][:] = np.unique(gang, return_inverse=True)[1]
+    columns["skew"][:] = np.array([skewed(speed, job) for job in kinds.examples], dtype=np.int8)[kinds.of]
+    columns["util"][:] = [1.0 if job.gpu_utilisation is None else job.gpu_utilisation for job in jobs]
+    if chunk > 0:
+        columns["chunk"][:] = [chunk * (job.iteration_s or 0.0) for job in jobs]
+    columns["offset"][:] = np.concatenate([[0], np.cumsum(gang, dtype=np.int64)[:-1]])
+    for name in ("first", "finish", "host", "guest"):
+        columns[name][:] = -1
+    columns["lease"][:] = np.inf
+    return columns
+
+
+def skewed(speed: Speed, job: Job) -> bool:
+    """Whether one tensor dominates what the job exchanges, where the speed model knows."""
+    ask = getattr(speed, "skewed", None)
+    return bool(ask(job)) if ask is not None else False
+
+
+def space_of(cluster: Cluster, held: int) -> Space:
+    """An empty cluster."""
+    gpus, levels = cluster.gpus, len(cluster.levels)
+    domain = np.vstack([cluster.domain, np.zeros((1, gpus), dtype=np.int32)]).astype(np.int32)
+    counts = np.array([row.max() + 1 for row in domain], dtype=np.int32)
+    first = np.zeros((levels + 1, counts.max()), dtype=np.int32)
+    size = np.zeros_like(first)
+    for level, row in enumerate(domain):
+        start = np.searchsorted(row, np.arange(counts[level]))
+        first[level, : counts[level]] = start
+        size[level, : counts[level]] = np.diff(np.append(start, gpus))
+    return Space(
+        domain=domain,
+        first=first,
+        size=size,
+        domains=counts,
+        largest=size.max(axis=1).astype(np.int32),
+        free=size.copy(),
+        open=size.copy(),
+        owner=np.full(gpus, -1, dtype=np.int32),
+        clean=np.zeros(gpus),
+        crossing=np.zeros((max(levels, 1), counts.max()), dtype=np.int32),
+        held=np.zeros(held, dtype=np.int32),
+    )
+
+
+def desk_of(
+    book: Rows, cluster: Cluster, policy: Policy, speed: Speed, kinds: Kinds, *, seed: int, series: bool
+) -> Desk:
+    """Everything the loop keeps besides jobs and GPUs."""
+    count = len(book)
+    sizes = int(book["size"].max()) + 1
+    auto = policy.patience.kind == "auto"
+    counts = np.zeros(N_COUNTS, dtype=np.int64)
+    counts[RANDOM] = seed
+    clock = np.array([0.0, np.inf, 0.0, -1.0, -1.0])
+    seen = np.zeros(_SEEN if policy.order.by == "gittins" else 0)
+    history = np.sort(np.array(policy.order.history_gpu_s, dtype=np.float64))
+    if len(seen) and len(history):
+        history = history if len(history) < _SEEN else np.quantile(history, np.linspace(0, 1, _SEEN // 2))
+        seen[: len(history)] = history
+        counts[N_SEEN] = len(history)
+    room = 4 * count + 64
+    desk = Desk(
+        limits=np.array(policy.order.limits_gpu_s, dtype=np.float64),
+        order=np.zeros(count, dtype=np.int32),
+        tally=counts,
+        clock=clock,
+        acts=np.zeros((room, 2), dtype=np.int32),
+        heap_time=np.zeros(2 * room),
+        heap_what=np.zeros((2 * room, 3), dtype=np.int32),
+        wait_time=np.zeros((2, sizes, _WINDOW if auto else 1)),
+        wait=np.zeros((2, sizes, _WINDOW if auto else 1)),
+        waits=np.zeros((2, sizes), dtype=np.int32),
+        queued=np.zeros((2, sizes), dtype=np.int64),
+        victims=np.zeros(count, dtype=np.int32),
+        tier=tiers(cluster, speed, kinds, policy),
+        known=np.zeros(_TABLE, dtype=np.int64),
+        speed=np.zeros(_TABLE),
+        need=np.zeros(room, dtype=np.int32),
+        seen=seen,
+        series=np.zeros((4 * count + 64 if series else 1, 6)),
+        scratch=np.zeros(int(book["gang"].max()) + 1, dtype=np.int32),
+    )
+    desk.queued[1][book["size"]] = book["gang"]
+    return desk
+
+
+def tiers(cluster: Cluster, speed: Speed, kinds: Kinds, policy: Policy) -> npt.NDArray[np.float64]:
+    """Speed of each kind of job when it must go out to a level: the least spread that crosses it.
+
+    [kind, level], and behind them the same for ragged gangs.
+
+    This is what a scheduler knows beforehand from a profile; nothing in it depends on how long a job will run.
+    """
+    levels = len(cluster.levels) + 1
+    table = np.ones((len(kinds.examples), 2 * levels))
+    if isinstance(speed, FullSpeed) or not (policy.patience.kind == "sensitivity" or policy.preemption.migrate):
+        return table
+    for kind, job in enumerate(kinds.examples):
+        for level in range(levels):
+            table[kind, level] = speed.rate(job, least_spread(cluster, job.gpus, level))
+            table[kind, levels + level] = speed.rate(job, least_spread(cluster, job.gpus, level, ragged=True))
+    return table
+
+
+def least_spread(cluster: Cluster, gpus: int, level: int, *, ragged: bool = False) -> Shape:
+    """The tightest shape of a gang that crosses the borders below `level`: two domains where one would hold it.
+
+    A ragged gang is on one machine more than it needs, and so (mostly) not evenly spread.
+    """
+    counts = []
+    machine = min(cluster.level("machine"), max(len(cluster.levels) - 1, 0))
+    for below in range(len(cluster.levels)):
+        needed = math.ceil(gpus / cluster.largest(below))
+        needed = max(needed, 2 if below < level and gpus > 1 else 1)
+        if ragged and below <= machine:
+            needed = min(gpus, max(needed, math.ceil(gpus / cluster.largest(machine)) + 1))
+        counts.append(needed)
+    return Shape(gpus=gpus, spans=tuple(counts))

@@ -1,0 +1,205 @@
+"""Jobs through a cluster under a policy, event by event."""
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+
+import numpy as np
+import numpy.typing as npt
+
+from stallwise.cluster import job as jobs_module
+from stallwise.cluster.job import Job
+from stallwise.cluster.kernels.state import N_DONE, N_EVENTS, N_NEED, N_SERIES, Desk, Record, Rows, Space
+from stallwise.cluster.outcome import Outcome, Series
+from stallwise.cluster.policy import Policy
+from stallwise.cluster.rules import Costs, Kinds, book_of, desk_of, kinds_of, rules_of, space_of
+from stallwise.cluster.speed import FullSpeed, Shape, Speed
+from stallwise.cluster.topology import Cluster
+from stallwise.errors import InputError, StallwiseError
+
+__all__ = ["Costs", "View", "simulate"]
+
+_FINISHED, _NEED_SPEED, _NEED_ROOM, _PAUSE, _STUCK = range(5)
+_EVENTS_BETWEEN_PROGRESS = 5_000
+
+
+@dataclass(frozen=True, slots=True)
+class View:
+    """The simulation between two events, for those who check it. Arrays are the live ones: look, do not touch."""
+
+    time_s: float
+    owner: npt.NDArray[np.int32]
+    """Job on each GPU, -1 where it is free. Numbers are places in the order of arrival."""
+    book: Rows
+    space: Space
+    jobs: tuple[Job, ...]
+
+    def gpus_of(self, job: int) -> npt.NDArray[np.int32]:
+        """What a running job holds."""
+        start = int(self.book["offset"][job])
+        return self.space.held[start : start + int(self.book["gang"][job])]
+
+
+def simulate(
+    jobs: Sequence[Job],
+    cluster: Cluster,
+    policy: Policy,
+    *,
+    speed: Speed | None = None,
+    costs: Costs | None = None,
+    contention: bool = False,
+    seed: int = 0,
+    watch: Callable[[View], None] | None = None,
+    progress: Callable[[int, int], None] | None = None,
+    series: bool = True,
+) -> Outcome:
+    """Run every job to its end. The same arguments give the same outcome to the last bit.
+
+    `contention` slows jobs that use the same link out of a machine or rack. `watch` sees every event and is slow.
+    """
+    jobs_module.check(jobs, cluster.gpus)
+    model: Speed = speed if speed is not None else FullSpeed()
+    turn = sorted(range(len(jobs)), key=lambda index: jobs[index].arrival_s)
+    ordered = tuple(jobs[index] for index in turn)
+    kinds = kinds_of(ordered, model)
+    book = book_of(ordered, policy, model, kinds)
+    run = _Run(
+        jobs=ordered,
+        cluster=cluster,
+        speed=model,
+        kinds=kinds,
+        rules=rules_of(policy, costs or Costs(), cluster, model, contention=contention),
+        book=book,
+        space=space_of(cluster, int(book["gang"].sum())),
+        desk=desk_of(book, cluster, policy, model, kinds, seed=seed, series=series),
+    )
+    run.to_the_end(watch, progress)
+    return run.outcome(jobs, turn, policy.name)
+
+
+@dataclass(slots=True)
+class _Run:
+    """One simulation under way; Python's half of it."""
+
+    jobs: tuple[Job, ...]
+    cluster: Cluster
+    speed: Speed
+    kinds: Kinds
+    rules: Record
+    book: Rows
+    space: Space
+    desk: Desk
+
+    def to_the_end(self, watch: Callable[[View], None] | None, progress: Callable[[int, int], None] | None) -> None:
+        from stallwise.cluster.kernels.running import run
+
+        steps = 1 if watch is not None else _EVENTS_BETWEEN_PROGRESS if progress is not None else 1 << 62
+        answer = _PAUSE
+        while answer != _FINISHED:
+            # A watcher sees the event that needed a speed before the next one happens.
+            most = 0 if watch is not None and answer == _NEED_SPEED else steps
+            answer = run(self.rules, self.book, self.space, self.desk, most)
+            if answer == _NEED_SPEED:
+                self._tell_speeds()
+            elif answer == _NEED_ROOM:
+                self.desk = _roomier(self.desk)
+            elif answer == _STUCK:
+                raise StallwiseError(
+                    f"The policy starts no waiting job although the cluster is idle at {self.desk.clock[0]:.0f} s. "
+                    "Its patience or placement rules can never be met on this cluster."
+                )
+            if watch is not None and answer != _NEED_SPEED:
+                watch(View(float(self.desk.clock[0]), self.space.owner, self.book, self.space, self.jobs))
+            if progress is not None:
+                progress(int(self.desk.tally[N_DONE]), len(self.jobs))
+
+    def _tell_speeds(self) -> None:
+        """Compute the speed of every shape the loop met for the first time."""
+        from stallwise.cluster.kernels.space import shape_key
+
+        for job in self.desk.need[: self.desk.tally[N_NEED]]:
+            shape = self._shape(int(job))
+            rate = self.speed.rate(self.jobs[job], shape)
+            if not 0 < rate < float("inf"):
+                raise InputError(
+                    f"Job {self.jobs[job].id!r} would run at {rate} of full speed on {shape.spans} domains; "
+                    "a speed is above 0. Look at the profile of its model."
+                )
+            key = int(shape_key(self.space, self.rules, self.book, int(job), self.desk.scratch))
+            self.desk = _with_speed(self.desk, key, rate)
+
+    def _shape(self, job: int) -> Shape:
+        from stallwise.cluster.kernels.space import sharers
+
+        start = int(self.book["offset"][job])
+        gang = int(self.book["gang"][job])
+        held = self.space.held[start : start + gang]
+        spans = self.cluster.spans(held)
+        shared: tuple[int, ...] = ()
+        if self.rules["contention"]:
+            shared = tuple(
+                int(sharers(self.space, self.book, job, level)) if level >= self.rules["machine"] else 1
+                for level in range(len(spans))
+            )
+        parts: tuple[int, ...] = ()
+        if self.rules["parts"]:
+            counts = np.unique(self.cluster.domain[self.rules["machine"]][held], return_counts=True)[1]
+            parts = tuple(sorted((int(count) for count in counts), reverse=True))
+        return Shape(gpus=gang, spans=spans, sharers=shared, parts=parts)
+
+    def outcome(self, jobs: Sequence[Job], turn: list[int], policy: str) -> Outcome:
+        back = np.argsort(np.array(turn), kind="stable")
+        book = self.book
+        rows = self.desk.series[: self.desk.tally[N_SERIES]]
+        run_s, over_s = book["ran"][back], book["over"][back]
+        return Outcome(
+            jobs=tuple(jobs),
+            policy=policy,
+            cluster_gpus=self.cluster.gpus,
+            first_start_s=book["first"][back],
+            finish_s=book["finish"][back],
+            run_s=run_s,
+            comm_s=np.maximum(0.0, run_s - over_s - book["work"][back]),
+            overhead_s=over_s,
+            preemptions=book["stops"][back].astype(np.int64),
+            migrations=book["moves"][back].astype(np.int64),
+            widest=book["widest"][back].astype(np.int64),
+            series=Series(
+                time_s=rows[:, 0],
+                busy_gpus=rows[:, 1].astype(np.int64),
+                running_jobs=rows[:, 2].astype(np.int64),
+                waiting_jobs=rows[:, 3].astype(np.int64),
+                waiting_gpus=rows[:, 4].astype(np.int64),
+                fragmented_gpus=rows[:, 5].astype(np.int64),
+            ),
+            events=int(self.desk.tally[N_EVENTS]),
+        )
+
+
+def _roomier(desk: Desk) -> Desk:
+    """Twice the room for the series, or for events, whichever is nearly full."""
+    if desk.tally[N_SERIES] >= len(desk.series):
+        return desk._replace(series=np.concatenate([desk.series, np.zeros_like(desk.series)]))
+    return desk._replace(
+        heap_time=np.concatenate([desk.heap_time, np.zeros_like(desk.heap_time)]),
+        heap_what=np.concatenate([desk.heap_what, np.zeros_like(desk.heap_what)]),
+    )
+
+
+def _with_speed(desk: Desk, key: int, rate: float) -> Desk:
+    """Enter a speed into the open-addressed table; a half full one is doubled first."""
+    if 2 * (np.count_nonzero(desk.known) + 1) > len(desk.known):
+        old = [(int(k), float(v)) for k, v in zip(desk.known, desk.speed, strict=True) if k]
+        size = 2 * len(desk.known)
+        desk = desk._replace(known=np.zeros(size, dtype=np.int64), speed=np.zeros(size))
+        for k, v in old:
+            _enter(desk, k, v)
+    _enter(desk, key, rate)
+    return desk
+
+
+def _enter(desk: Desk, key: int, rate: float) -> None:
+    mask = len(desk.known) - 1
+    at = key & mask
+    while desk.known[at] not in (0, key):
+        at = (at + 1) & mask
+    desk.known[at], desk.speed[at] = key, rate

@@ -1,0 +1,284 @@
+"""Job speed from measured tables: Pollux' and Sia's step times per placement, Gavel's packed and spread throughput."""
+
+import ast
+import csv
+import json
+import math
+from collections.abc import Hashable, Mapping, Sequence
+from dataclasses import dataclass, field
+from functools import cached_property
+from pathlib import Path
+from typing import Any, Self
+
+import numpy as np
+import numpy.typing as npt
+
+from stallwise.cluster.job import Job
+from stallwise.cluster.speed import Shape
+from stallwise.errors import InputError, UnknownNameError
+
+POLLUX_EPOCHS = {"bert": 2, "cifar10": 100, "ncf": 10, "imagenet": 90, "deepspeech2": 80, "yolov3": 50}
+"""Epochs a job of each application trains for (the artifact of Pollux, OSDI 2021)."""
+POLLUX_LOCAL_BATCH = {"yolov3": 8}
+"""Largest batch per GPU where it is less than the largest measured."""
+POLLUX_MACHINE = 4
+"""GPUs per machine of that cluster: full speed is a gang on as few of these as hold it."""
+_ROUNDING = 1e-8
+
+Rows = list[dict[str, float]]
+
+
+@dataclass(frozen=True, slots=True)
+class Batches:
+    """How a batch is split: per GPU and pass, and passes beyond the first before an update."""
+
+    per_gpu: int
+    extra_passes: int
+
+    def size(self, gpus: int) -> int:
+        """Of one update."""
+        return gpus * self.per_gpu * (self.extra_passes + 1)
+
+
+@dataclass(frozen=True, eq=False)
+class App:
+    """One application of Pollux: step and exchange times per placement, and its progress per batch size."""
+
+    name: str
+    placements: Mapping[str, Rows]
+    """By GPUs per machine as digits, `44`: rows of `local_bsz`, `step_time`, `sync_time`."""
+    points: npt.NDArray[np.float64]
+    """Rows (machines, GPUs, batch per GPU, step, sync) of every measurement."""
+    progress: Mapping[int, Rows]
+    """By batch size: one row per epoch, `progress`, `grad_sqr`, `grad_var`."""
+    epochs: int
+    largest_local: int
+
+    @classmethod
+    def read(cls, folder: Path, *, placements: str = "placements.csv", progress: Path | None = None) -> Self:
+        """A folder of tables as the artifact has them; `progress` names another folder for training progress."""
+        by_placement: dict[str, Rows] = {}
+        for row in _rows(folder / placements):
+            by_placement.setdefault(str(int(row["placement"])), []).append(row)
+        measured: list[tuple[float, ...]] = [
+            (len(text), sum(map(int, text)), row["local_bsz"], row["step_time"], row["sync_time"])
+            for text, rows in by_placement.items()
+            for row in rows
+        ]
+        points = _averaged(measured)
+        if (folder / "scalability.csv").is_file() and placements == "placements.csv":
+            names = ("num_nodes", "num_replicas", "local_bsz", "step_time", "sync_time")
+            points += [tuple(row[name] for name in names) for row in _rows(folder / "scalability.csv")]
+        tables = {
+            int(path.stem.rpartition("-")[2]): _rows(path)
+            for path in sorted((progress or folder).glob("validation-*.csv"))
+        }
+        largest = max(int(row[2]) for row in points)
+        shortest = min((len(rows) for rows in tables.values()), default=0)
+        return cls(
+            name=folder.name,
+            placements={text: sorted(rows, key=lambda row: row["local_bsz"]) for text, rows in by_placement.items()},
+            points=np.array(points),
+            progress=dict(sorted(tables.items())),
+            epochs=POLLUX_EPOCHS.get(folder.name, shortest),
+            largest_local=POLLUX_LOCAL_BATCH.get(folder.name, largest),
+        )
+
+    def batches(self, gpus: int, batch_size: int) -> Batches:
+        """Split a batch over GPUs, in several passes where a GPU cannot hold its part."""
+        local = math.ceil(batch_size / gpus - _ROUNDING)
+        extra = math.ceil(local / self.largest_local - _ROUNDING) - 1
+        if gpus == 1 and batch_size > min(self.progress):
+            extra = max(1, extra)
+        per_gpu = math.ceil(local / (extra + 1) - _ROUNDING)
+        return Batches(min(per_gpu, max(self.progress) // (gpus * (extra + 1))), extra)
+
+    def step_s(self, parts: Sequence[int], batch_size: int) -> float:
+        """One update on a placement (GPUs per machine): the last pass exchanges, the others only compute."""
+        split = self.batches(sum(parts), batch_size)
+        step, sync = self._times(tuple(parts), split.per_gpu)
+        return step + split.extra_passes * (step - sync)
+
+    def _times(self, parts: tuple[int, ...], per_gpu: int) -> tuple[float, float]:
+        rotated = min(parts[i:] + parts[:i] for i in range(len(parts)))
+        rows = self.placements.get("".join(map(str, rotated)))
+        if rows is not None and rows[0]["local_bsz"] <= per_gpu <= rows[-1]["local_bsz"]:
+            at = [row["local_bsz"] for row in rows]
+            step, sync = (float(np.interp(per_gpu, at, [row[k] for row in rows])) for k in ("step_time", "sync_time"))
+            return step, sync
+        where = np.array([[min(len(parts), 16), sum(parts), per_gpu]], dtype=np.float64)
+        inside = self._linear(where)[0]
+        if np.isnan(inside).any():
+            inside = self._nearest(where)[0]
+        return float(inside[0]), float(inside[1])
+
+    @cached_property
+    def _linear(self) -> Any:
+        from scipy.interpolate import LinearNDInterpolator  # type: ignore[import-untyped]
+
+        return LinearNDInterpolator(self.points[:, :3], self.points[:, 3:])
+
+    @cached_property
+    def _nearest(self) -> Any:
+        from scipy.interpolate import NearestNDInterpolator
+
+        return NearestNDInterpolator(self.points[:, :3], self.points[:, 3:], rescale=True)
+
+    def updates(self, gpus: int, batch_size: int) -> float:
+        """Updates to the end of training: the progress of each epoch over the gain per update at this batch.
+
+        gain = (var + sqr) / (var / scale + sqr), scale = batch / smallest batch (Pollux' statistical efficiency).
+        """
+        if not self.progress:
+            raise InputError(
+                f"Application {self.name!r} has no validation tables, so the length of its jobs is unknown."
+            )
+        whole = self.batches(gpus, batch_size).size(gpus)
+        scale, done, total = whole / min(self.progress), 0.0, 0.0
+        for epoch in range(self.epochs):
+            until = min(rows[epoch]["progress"] for rows in self.progress.values())
+            square, variance = self._statistics(whole, epoch)
+            total += (until - done) / ((variance + square) / (variance / scale + square))
+            done = until
+        return total
+
+    def _statistics(self, batch_size: int, epoch: int) -> tuple[float, float]:
+        sizes = list(self.progress)
+        rows = [self.progress[size][epoch] for size in sizes]
+        square, variance = (
+            float(np.interp(batch_size, sizes, [row[k] for row in rows])) for k in ("grad_sqr", "grad_var")
+        )
+        return square, variance
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Apps:
+    """Speed of Pollux' and Sia's applications; full speed is the gang packed on as few machines as hold it."""
+
+    apps: Mapping[str, App]
+    machine: int = POLLUX_MACHINE
+    by_parts: bool = True
+    """Placements of equal width but other parts (4+4, 7+1) were measured apart."""
+    packed_s: dict[tuple[str, int, int], float] = field(default_factory=dict)
+
+    @classmethod
+    def read(
+        cls,
+        folder: Path,
+        *,
+        placements: str = "placements.csv",
+        progress: Path | None = None,
+        machine: int = POLLUX_MACHINE,
+    ) -> Self:
+        """Every application in a folder that has the table of placements."""
+        found = {
+            path.name: App.read(path, placements=placements, progress=progress / path.name if progress else None)
+            for path in sorted(folder.iterdir())
+            if (path / placements).is_file()
+        }
+        if not found:
+            raise InputError(f"{folder} holds no application with a {placements}.")
+        return cls(found, machine)
+
+    def job(
+        self, name: str, time_s: float, application: str, gpus: int, batch_size: int, line: int | None = None
+    ) -> Job:
+        """A row of a workload as a job: its work is its updates at full speed."""
+        if application not in self.apps:
+            raise UnknownNameError("application", application, self.apps)
+        work = self.apps[application].updates(gpus, batch_size) * self._packed(application, gpus, batch_size)
+        return Job(
+            id=name, arrival_s=time_s, gpus=gpus, work_s=work, model=application, batch_size=batch_size, line=line
+        )
+
+    def _packed(self, application: str, gpus: int, batch_size: int) -> float:
+        key = (application, gpus, batch_size)
+        if key not in self.packed_s:
+            self.packed_s[key] = self.apps[application].step_s(packed(gpus, self.machine), batch_size)
+        return self.packed_s[key]
+
+    def kind(self, job: Job) -> Hashable:
+        """Application and batch."""
+        return job.model, job.batch_size
+
+    def rate(self, job: Job, shape: Shape) -> float:
+        """Step when packed over step where it is; above 1 where a spread placement was measured quicker."""
+        if job.model is None or job.batch_size is None:
+            return 1.0
+        parts = shape.parts or _even(shape.gpus, max(shape.spans[:1] or (1,)))
+        here = self.apps[job.model].step_s(parts, job.batch_size)
+        return self._packed(job.model, shape.gpus, job.batch_size) / here
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Gavel:
+    """Speed from Gavel's throughputs: packed is full speed, spread over more machines than needed is slower."""
+
+    packed: Mapping[tuple[str, int], float]
+    """Steps per second by job type and GPUs."""
+    spread: Mapping[tuple[str, int], float]
+    machine: int = 8
+
+    @classmethod
+    def read(cls, path: Path, gpu: str = "v100", machine: int = 8) -> Self:
+        """`simulation_throughputs.json`, of one kind of GPU."""
+        try:
+            tables = json.loads(path.read_text())
+            packed, spread = (_alone(tables[name]) for name in (gpu, f"{gpu}_unconsolidated"))
+        except (OSError, KeyError, ValueError, SyntaxError) as error:
+            raise InputError(f"{path} has no Gavel throughputs of {gpu!r}: {error}.") from error
+        return cls(packed, spread, machine)
+
+    def job(self, name: str, time_s: float, job_type: str, gpus: int, steps: float, line: int | None = None) -> Job:
+        """A row of a trace: steps at the packed throughput."""
+        if (job_type, gpus) not in self.packed:
+            raise UnknownNameError(
+                "job type of that many GPUs", f"{job_type} x{gpus}", (f"{t} x{n}" for t, n in self.packed)
+            )
+        work = steps / self.packed[job_type, gpus]
+        return Job(id=name, arrival_s=time_s, gpus=gpus, work_s=work, model=job_type, line=line)
+
+    def kind(self, job: Job) -> Hashable:
+        """Its type."""
+        return job.model
+
+    def rate(self, job: Job, shape: Shape) -> float:
+        """1 when packed; else the spread throughput over the packed one."""
+        key = (job.model or "", shape.gpus)
+        machines = min((count for count in shape.spans if count), default=1)
+        if machines <= math.ceil(shape.gpus / self.machine) or key not in self.packed or key not in self.spread:
+            return 1.0
+        return min(1.0, max(self.spread[key] / self.packed[key], 1e-6))
+
+
+def packed(gpus: int, machine: int) -> tuple[int, ...]:
+    """A gang on as few machines as hold it, most GPUs first."""
+    whole, rest = divmod(gpus, machine)
+    return (machine,) * whole + ((rest,) if rest else ())
+
+
+def _even(gpus: int, machines: int) -> tuple[int, ...]:
+    least, more = divmod(gpus, machines)
+    return (least + 1,) * more + (least,) * (machines - more)
+
+
+def _alone(table: Mapping[str, Mapping[str, Any]]) -> dict[tuple[str, int], float]:
+    """Throughputs of jobs that share their GPUs with nobody."""
+    keys = {ast.literal_eval(text): values["null"] for text, values in table.items()}
+    return {(str(kind), int(gpus)): float(value) for (kind, gpus), value in keys.items() if float(value) > 0}
+
+
+def _averaged(points: list[tuple[float, ...]]) -> list[tuple[float, ...]]:
+    """Measurements at the same point become their mean."""
+    groups: dict[tuple[float, ...], list[tuple[float, ...]]] = {}
+    for point in points:
+        groups.setdefault(point[:3], []).append(point[3:])
+    return [(*where, *np.mean(values, axis=0)) for where, values in groups.items()]
+
+
+def _rows(path: Path) -> Rows:
+    try:
+        with path.open(newline="") as file:
+            return [{name: float(value) for name, value in row.items()} for row in csv.DictReader(file)]
+    except (OSError, ValueError, TypeError) as error:
+        raise InputError(f"{path} cannot be read as a table of numbers: {error}.") from error

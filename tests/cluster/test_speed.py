@@ -1,0 +1,119 @@
+"""Job speed by placement: laws of the physics, and the measured tables."""
+
+import csv
+from pathlib import Path
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from stallwise.cluster.job import Job
+from stallwise.cluster.policies import policy_named
+from stallwise.cluster.profiles import NETWORKS, LayerProfiles, Link, Network, read_profile, units_of
+from stallwise.cluster.simulator import simulate
+from stallwise.cluster.speed import Penalty, Shape
+from stallwise.cluster.tables import Apps, Gavel, packed
+from stallwise.cluster.topology import Cluster
+from stallwise.errors import InputError, UnknownNameError
+from stallwise.workload.layers import Layer, LayerTrace
+
+TRACE = LayerTrace.of(
+    [
+        Layer(name=str(size), forward_s=1e-4, backward_s=2e-4, gradient_bytes=size)
+        for size in (4_000_000, 100_000, 80_000_000)
+    ],
+    source="made up",
+)
+LEVELS = ("slot", "machine", "rack")
+
+
+def rate(shape: Shape, network: Network = NETWORKS["released"]) -> float:
+    job = Job(id="a", arrival_s=0, gpus=shape.gpus, work_s=1, model="m")
+    return LayerProfiles({"m": TRACE}, network, LEVELS).rate(job, shape)
+
+
+def test_wider_is_slower_and_one_gpu_exchanges_nothing() -> None:
+    rates = [rate(Shape(8, spans)) for spans in ((2, 1, 1), (2, 2, 1), (2, 2, 2))]
+    assert sorted(rates, reverse=True) == rates
+    assert rate(Shape(1, (1, 1, 1))) == 1.0
+
+
+@given(st.floats(1e8, 1e12), st.floats(1.0, 10.0), st.integers(1, 6))
+def test_more_bandwidth_is_never_slower_and_sharing_never_faster(bandwidth: float, more: float, jobs: int) -> None:
+    def network(speed: float) -> Network:
+        return Network(links={"gpu": Link(topology="ring", bandwidth_bytes_per_s=speed, latency_s=1e-6)})
+
+    shape = Shape(8, (4, 2, 1))
+    assert rate(shape, network(bandwidth * more)) >= rate(shape, network(bandwidth)) * (1 - 1e-12)
+    shared = Shape(8, (4, 2, 1), (1, jobs, 1))
+    assert 0 < rate(shared, network(bandwidth)) <= rate(shape, network(bandwidth)) * (1 + 1e-12)
+
+
+def test_units_of_even_and_uneven_gangs() -> None:
+    assert units_of(Shape(32, (8, 4, 2))) == [4, 2, 2, 2]
+    assert units_of(Shape(8, (3, 3, 1))) == [1, 8, 1, 1]
+    assert units_of(Shape(8, (2, 2, 2))) == [4, 1, 1, 2]
+
+
+def test_a_profile_delays_the_next_message_by_the_input_gradient(tmp_path: Path) -> None:
+    path = tmp_path / "p.csv"
+    path.write_text(
+        "layer,fwd_compute_ns,input_grad_compute_ns,weight_grad_compute_ns,weight_grad_collective,weight_grad_bytes\n"
+        "a,1,20,300,ALLREDUCE,4\nb,5,60,700,ALLREDUCE,8\n"
+    )
+    trace = read_profile(path)
+    # b's weights first; then b's input and a's weights; nobody needs the input gradient of the first layer.
+    assert [layer.backward_s for layer in trace.layers] == pytest.approx([360e-9, 700e-9])
+    path.write_text("layer,a\nb,c\n")
+    with pytest.raises(InputError, match="not a layer profile"):
+        read_profile(path)
+
+
+def test_unknown_models_are_said() -> None:
+    speed = LayerProfiles({"ResNet50": TRACE}, NETWORKS["released"], LEVELS)
+    with pytest.raises(UnknownNameError, match="Did you mean ResNet50"):
+        speed.kind(Job(id="a", arrival_s=0, gpus=1, work_s=1, model="resnet-50"))
+
+
+def test_penalty() -> None:
+    flat = Penalty((1.0, 0.5))
+    job = Job(id="a", arrival_s=0, gpus=4, work_s=1)
+    assert flat.rate(job, Shape(4, (1, 1))) == 1.0
+    assert flat.rate(job, Shape(4, (2, 2))) == 0.5
+    assert flat.rate(job, Shape(4, (2, 1), (2, 1))) == pytest.approx(1 / 3)
+    with pytest.raises(InputError):
+        Penalty((1.0, 0.0))
+
+
+def test_tensor_skew_splits_dallys_models_as_its_authors_do(shared_data: Path) -> None:
+    from stallwise.cluster.profiles import read_profiles
+
+    profiles = read_profiles(shared_data / "cluster_traces/dally_sensetime/layer_profiles")
+    speed = LayerProfiles(profiles, NETWORKS["released"], LEVELS)
+    skewed = {m for m in profiles if speed.skewed(Job(id="a", arrival_s=0, gpus=1, work_s=1, model=m))}
+    assert skewed == {"AlexNet", "VGG", "MobileNetV3"}
+
+
+def test_pollux_tables(shared_data: Path) -> None:
+    apps = Apps.read(shared_data / "cluster_traces/pollux/app_profiles")
+    with (shared_data / "cluster_traces/pollux/app_profiles/cifar10/placements.csv").open() as file:
+        row = next(row for row in csv.DictReader(file) if row["placement"] == "44")
+    local = int(row["local_bsz"])
+    assert apps.apps["cifar10"].step_s((4, 4), 8 * local) == pytest.approx(float(row["step_time"]))
+    job = apps.job("a", 0.0, "cifar10", 8, 8 * local)
+    assert apps.rate(job, Shape(8, (2, 1), parts=(4, 4))) == 1.0
+    assert apps.rate(job, Shape(8, (8, 1), parts=(1,) * 8)) < 1.0
+    assert packed(6, 4) == (4, 2)
+    with pytest.raises(UnknownNameError):
+        apps.job("a", 0.0, "cifar", 8, 128)
+
+
+def test_gavel_tables(shared_data: Path) -> None:
+    gavel = Gavel.read(shared_data / "cluster_traces/gavel/simulation_throughputs.json", machine=4)
+    job_type, gpus = next(key for key in gavel.packed if key[1] == 4 and key in gavel.spread)
+    job = gavel.job("a", 0.0, job_type, gpus, 1000.0)
+    assert job.work_s == pytest.approx(1000 / gavel.packed[job_type, 4])
+    assert gavel.rate(job, Shape(4, (1, 1))) == 1.0
+    assert 0 < gavel.rate(job, Shape(4, (4, 1))) <= 1.0
+    outcome = simulate([job], Cluster.counts(gpus=4, machines=2), policy_named("fifo"), speed=gavel)
+    assert outcome.finish_s[0] == pytest.approx(job.work_s)
