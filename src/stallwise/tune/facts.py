@@ -1,6 +1,7 @@
 """What a profile says about the job that matters for its settings."""
 
 import statistics
+from collections.abc import Callable
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
@@ -44,6 +45,8 @@ class Facts:
     """Batches per step."""
     cores: int
     """Of a node, for each of its ranks."""
+    crowding: float
+    """How many times as long work takes on a core while all others work too (`record.crowding`)."""
     on_gpu: bool
     worker_start_s: float
     """What a loader worker takes from its start until it prepares its first batch."""
@@ -61,8 +64,8 @@ class Facts:
         return self.loader.length / self.fetches if self.loader and self.loader.length else None
 
 
-def facts_of(run: Run, loaders: tuple[Loader, ...]) -> Facts:
-    """Everything that proposals are made from."""
+def facts_of(run: Run, loaders: tuple[Loader, ...], crowding: Callable[[int], float] = lambda _: 1.0) -> Facts:
+    """Everything that proposals are made from; `crowding` is asked for the cores of a node."""
     profile, found = profile_of(run), measure(run)
     loader = max((one for one in loaders if one.steps), key=lambda one: one.steps, default=None)
     replayed = found.rungs.get(plan.HOST)
@@ -81,6 +84,7 @@ def facts_of(run: Run, loaders: tuple[Loader, ...]) -> Facts:
         batches_s=batches_s,
         fetches=fetches,
         cores=max(1, (cores or _MOST_CORES) // ranks),
+        crowding=crowding(cores) if cores and loader is not None else 1.0,
         on_gpu=on_gpu,
         worker_start_s=_worker_start_s(run, loader, statistics.fmean(batches_s) if batches_s else 0.0),
         job=_job(run),

@@ -24,6 +24,7 @@ FARTHER = 1.5
 _MOST_WORKERS = 64
 _DEPTHS = (4, 8)
 _CACHED_EPOCH_S = 12.0
+_ITERATIONS = 6
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -90,8 +91,10 @@ def gain_of(now: Model, then: Model, facts: Facts) -> tuple[float, float, float]
 def step_model(facts: Facts, knobs: Knobs, *, blocked: float = 1.0) -> Model:
     """The job with other settings of its loader, reads taking `blocked` times as long.
 
-    Blocked time overlaps freely, preparation needs a core each. Every epoch begins with starting the workers, unless
-    they stay alive, and with a batch that nobody prepared ahead.
+    Blocked time overlaps freely, preparation needs a core each. The more cores work at the same time, the slower is
+    each (`crowded`): preparation is slower than in the run where more cores are busy than there, and so is training
+    that runs on the cores itself. Every epoch begins with starting the workers, unless they stay alive, and with a
+    batch that nobody prepared ahead.
     """
     loader, work = facts.loader, facts.work
     assert loader is not None  # noqa: S101 - asked only then
@@ -99,21 +102,47 @@ def step_model(facts: Facts, knobs: Knobs, *, blocked: float = 1.0) -> Model:
     workers = loader.num_workers if knobs.num_workers is None else knobs.num_workers
     depth = knobs.prefetch_factor or loader.prefetch_factor or 2
     whole_s = work.prepare_s + work.blocked_s
-    share = (work.prepare_s + blocked * work.blocked_s) / whole_s if whole_s > 0 else 0.0
+    prepared = work.prepare_s / whole_s if whole_s > 0 else 0.0
     start_s = 0.0 if knobs.persistent_workers or loader.persistent_workers else workers * facts.worker_start_s
+    then = crowded(facts, facts.step_s, work.prepare_s) if loader.num_workers else 1.0
 
-    def step_s(work_factor: float, rest_factor: float) -> float:
+    def at(work_factor: float, rest_factor: float, now: float) -> float:
+        preparing = prepared * now / then
+        share = preparing + blocked * (1 - prepared) if whole_s > 0 else 0.0
         times_s = [time_s * share * work_factor for time_s in facts.batches_s]
-        consume_s = facts.consume_s * rest_factor
+        consume_s = facts.consume_s * rest_factor * (1.0 if facts.on_gpu else now)
         steady_s = facts.fetches * taken_every_s(times_s, consume_s / facts.fetches, workers, depth)
         if workers == 0 or not times_s:
             return steady_s
-        steady_s = max(steady_s, _cores_s(facts, loader, workers, work_factor * work.prepare_s, consume_s))
+        prepare_s = work_factor * work.prepare_s * now / then
+        steady_s = max(steady_s, _cores_s(facts, loader, workers, prepare_s, consume_s))
         wait_s = (steady_s - consume_s) / facts.fetches
         first_s = start_s + max(0.0, statistics.fmean(times_s) - wait_s)
         return steady_s + (first_s / facts.epoch_steps if facts.epoch_steps else 0.0)
 
+    def step_s(work_factor: float, rest_factor: float) -> float:
+        found_s = at(work_factor, rest_factor, 1.0)
+        if workers == 0 or facts.crowding == 1.0:
+            return found_s
+        # How busy the cores are hangs on how long the step is, and that on how busy they are.
+        for _ in range(_ITERATIONS):
+            now = crowded(facts, found_s, work.prepare_s / then)
+            found_s = (found_s + at(work_factor, rest_factor, now)) / 2
+        return found_s
+
     return step_s
+
+
+def crowded(facts: Facts, step_s: float, prepare_s: float) -> float:
+    """How many times as long work takes with as many cores busy as a step of that length needs, workers beside it.
+
+    Linear between one busy core and all of them. The loop that feeds a GPU keeps one core busy.
+    """
+    if facts.cores < 2 or facts.loader is None:
+        return facts.crowding
+    threads = 1 if facts.on_gpu else min(facts.loader.threads, facts.cores)
+    busy = min(float(facts.cores), (prepare_s + threads * facts.consume_s) / step_s)
+    return 1 + (facts.crowding - 1) * max(0.0, busy - 1) / (facts.cores - 1)
 
 
 def _cores_s(facts: Facts, loader: Loader, workers: int, prepare_s: float, consume_s: float) -> float:

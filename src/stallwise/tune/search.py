@@ -16,6 +16,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field, replace
 
 from stallwise.errors import RunError
+from stallwise.record.crowding import measure_crowding
 from stallwise.record.launch import Outcome
 from stallwise.tune.advice import advice_on
 from stallwise.tune.facts import Facts, facts_of
@@ -59,7 +60,7 @@ def tune(bench: Bench, *, max_s: float, dry_run: bool, tell: Tell) -> tuple[Tuni
     run, loaders, outcome = bench.profile(max_s=min(_PROFILE_S, max_s / 5))
     if outcome.interrupted or outcome.hung or outcome.exit_code or not _measured(outcome):
         return None, outcome
-    facts = facts_of(run, loaders)
+    facts = facts_of(run, loaders, measure_crowding)
     clock = _Clock(began_s, max_s, launch_s=_launch_s(run.table("steps"), time.monotonic() - began_s))
     tuner = _Tuner(bench, facts, list(proposals(facts)), clock, tell)
     if tuner.found and not dry_run:
@@ -233,12 +234,15 @@ class _Tuner:
         """One launch with all of them, as far as there is time; None where there is none."""
         loader = self.facts.loader
         assert loader is not None  # noqa: S101 - proposals about loaders have one
-        steps_s = [self.facts.step_s * (1 - gain) for gain in (0.0, *(one.gain for one in chosen))]
+        left = 1 - self._gone if on.given() else 1.0
+        steps_s = [left * self.facts.step_s * (1 - gain) for gain in (0.0, *(one.gain for one in chosen))]
         # Short of time, first fewer rounds, then shorter blocks, then fewer arms: the best one is worth two rounds.
         fewer = itertools.product(range(len(chosen), 0, -1), _BLOCKS_S, range(rounds, LEAST_ROUNDS - 1, -1))
         for many, block_s, count in fewer:
             arms = (NONE, *(one.knobs for one in chosen[:many]))
-            blocks = blocks_of(arms, loader, steps_s, rounds=count, block_s=block_s, fetches=self.facts.fetches)
+            # Queues are those of the arm on top of what is kept.
+            full = [on.with_(arm) for arm in arms]
+            blocks = blocks_of(full, loader, steps_s, rounds=count, block_s=block_s, fetches=self.facts.fetches)
             if self._fits(blocks, steps_s):
                 self.tell(f"trying {_words(chosen[:many])} against {on.shown()}, {count} rounds in one launch")
                 trial = Trial(folder="", site=loader.site, fixed=on, arms=arms, blocks=blocks, max_s=self._limit_s())
