@@ -61,6 +61,19 @@ def test_the_real_program_answers(cli: Cli, run: str, tmp_path: Path) -> None:
     assert "#SBATCH --nodes=" in batch.read_text()
 
 
+def test_samples_of_the_job_are_not_the_data_set(ask: Cli, run: str) -> None:
+    """Ninety epochs said in two ways are one job; without the size of an epoch nothing is said about the data set."""
+    whole = ("--samples", str(90 * 1281167), "--epoch-samples", "1281167")
+    by_samples, by_epochs = (_json(ask, run, *work, "--deadline", "12h") for work in (whole, WORK))
+    assert by_samples["pick"] == by_epochs["pick"]
+    assert "--data-size" in _no(ask, run, "--samples", "1e8", "--deadline", "12h", "--data-in", "us-east-1")
+
+
+def test_credits_that_pay_for_all_of_it(ask: Cli, run: str) -> None:
+    found = _json(ask, run, *WORK, "--deadline", "12h", "--clouds", "aws", "--discount", "aws=100%")
+    assert found["pick"]["usd_per_h"] == 0
+
+
 def test_json_adds_up(ask: Cli, run: str) -> None:
     found = _json(ask, run, *WORK, "--deadline", "12h", "--data-in", "us-east-1", "--startup", "3min")
     pick = found["pick"]

@@ -53,6 +53,20 @@ def test_the_candidates_are_alike_and_in_order(found: Recommendation) -> None:
     assert len(task["resources"]["ordered"]) == len(options)
 
 
+@pytest.mark.parametrize("word", ["$x; touch evil", "$(touch evil)", "`touch evil`", "a'b\nc", "$5 price"])
+def test_arguments_are_words_and_nothing_else(found: Recommendation, word: str, tmp_path: Path) -> None:
+    command = ["train.py", word]
+    for text in (
+        torchrun_line(ranked(found)[0], command),
+        slurm_batch(found, command),
+        skypilot_task(found, command)["run"],
+    ):
+        said = text[text.index("train.py") :]
+        done = subprocess.run(["bash", "-c", f"printf '%s' {said}"], cwd=tmp_path, capture_output=True, text=True)
+        assert done.stdout == f"train.py{word}"
+        assert not list(tmp_path.iterdir())
+
+
 def test_lines_for_torchrun_and_slurm(found: Recommendation) -> None:
     pick = ranked(found)[0]
     words = shlex.split(torchrun_line(pick, COMMAND))

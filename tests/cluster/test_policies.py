@@ -36,6 +36,8 @@ def test_names_and_options() -> None:
         policy_named("las:lease=long")
     with pytest.raises(InputError, match="must not be negative"):
         policy_named("las:lease=-1")
+    with pytest.raises(InputError, match="above 0"):
+        policy_named("las:lease=0")
 
 
 def test_strict_lets_nobody_overtake() -> None:

@@ -114,6 +114,9 @@ def test_gavel_tables(shared_data: Path) -> None:
     job = gavel.job("a", 0.0, job_type, gpus, 1000.0)
     assert job.work_s == pytest.approx(1000 / gavel.packed[job_type, 4])
     assert gavel.rate(job, Shape(4, (1, 1))) == 1.0
-    assert 0 < gavel.rate(job, Shape(4, (4, 1))) <= 1.0
+    slower = min(1.0, gavel.spread[job_type, 4] / gavel.packed[job_type, 4])
+    assert slower < 1.0
+    assert gavel.rate(job, Shape(4, (4, 1), parts=(1, 1, 1, 1))) == pytest.approx(slower)
+    assert gavel.rate(job, Shape(4, (1, 1), parts=(4,))) == 1.0
     outcome = simulate([job], Cluster.counts(gpus=4, machines=2), policy_named("fifo"), speed=gavel)
     assert outcome.finish_s[0] == pytest.approx(job.work_s)

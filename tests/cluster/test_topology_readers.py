@@ -23,6 +23,17 @@ def _sizes(cluster: Cluster) -> dict[str, int]:
     return {name: cluster.size(level) for level, name in enumerate(cluster.levels)}
 
 
+def test_a_table_of_hosts_says_gpus_in_any_case(tmp_path: Path) -> None:
+    path = tmp_path / "hosts.csv"
+    path.write_text("host,rack,GPUs\na,r1,2\nb,r1,4\nc,r2,1\n")
+    assert parse_cluster(str(path)).gpus == 7
+    path.write_text("host,rack,gpus\na,r1,1000000000000\n")
+    with pytest.raises(InputError, match="are simulated"):
+        parse_cluster(str(path))
+    with pytest.raises(InputError, match="hosts in"):
+        expand("n[0-9999999999]")
+
+
 def test_counts_are_per_parent() -> None:
     cluster = parse_cluster("racks=2,machines=8,gpus=8")
     assert cluster.gpus == 128

@@ -144,7 +144,13 @@ class Joined:
         joined = torch.cat([buffer.reshape(-1) for buffer in buffers])
 
         def split(done: Any) -> None:
-            summed = done.value()[0]
+            try:
+                summed = done.value()[0]
+            except Exception as error:
+                # A rank is lost, for example: DDP must hear of it, or it would wait for ever.
+                for _, future in arrived:
+                    future.set_exception(error)  # type: ignore[arg-type]  # torch annotates it as a tensor
+                return
             at = 0
             for buffer, future in arrived:
                 buffer.copy_(summed[at : at + buffer.numel()].view_as(buffer))

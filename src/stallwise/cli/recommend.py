@@ -126,7 +126,7 @@ def recommend(
         scale_batch=not keep_global_batch,
         workers=_workers(workers),
         data_in=_place(data_in, catalog),
-        data_bytes=_data_bytes(data_size, subject, work[0]),
+        data_bytes=_data_bytes(data_size, subject, epoch_samples, needed=data_in is not None),
         provision_s=losses.provision_s if losses else _seconds(provision) or 0.0,
         startup_s=losses.restart_s if losses else _seconds(startup) or 0.0,
         evaluation_s=_seconds(evaluation) or 0.0,
@@ -182,10 +182,16 @@ def _hand_over(
     if not (skypilot or slurm or torchrun):
         return
     from stallwise.cloud.handover import ranked, skypilot_yaml, slurm_batch, torchrun_line
+    from stallwise.report.recommend import show_settings
+    from stallwise.run.redact import MASK
 
     job = read_manifest(run).job
-    command = [job.script, *job.arguments]
+    # A job profiled with -m has a module's name for its script.
+    command = [*([] if job.script.endswith(".py") else ["-m"]), job.script, *job.arguments]
     pick = ranked(found)[0]
+    typer.echo(f"\nGive the script: {show_settings(pick)}.", err=True)
+    if any(MASK in word for word in job.arguments):
+        typer.echo(f"Secrets in its arguments were masked ({MASK}); put them back before launching.", err=True)
     if torchrun:
         typer.echo(f"\n{torchrun_line(pick, command)}", err=as_json)
     if skypilot is not None:
@@ -228,9 +234,9 @@ def _measured(
 def _work(epochs: float | None, epoch_samples: float | None, samples: float | None) -> tuple[float, float]:
     """Samples of an epoch, and epochs."""
     if samples is not None:
-        if epochs is not None or epoch_samples is not None:
-            raise InputError("Give --samples of the whole job alone, or --epochs with --epoch-samples.")
-        return samples, 1.0
+        if epochs is not None:
+            raise InputError("Give --samples of the whole job, or --epochs with --epoch-samples.")
+        return (samples, 1.0) if epoch_samples is None else (epoch_samples, samples / epoch_samples)
     if epochs is None:
         raise InputError("Say how long the job is: --samples of the whole job, or --epochs with --epoch-samples.")
     if epoch_samples is None:
@@ -286,12 +292,17 @@ def _place(text: str | None, catalog: "Catalog") -> tuple[str, str] | None:
     raise UnknownNameError("region with prices", name, catalog.regions())
 
 
-def _data_bytes(text: str | None, subject: "Subject", samples: float) -> float | None:
+def _data_bytes(text: str | None, subject: "Subject", epoch_samples: float | None, *, needed: bool) -> float | None:
+    """Of the data set: as given, or an epoch of what the run read per sample."""
     from stallwise.units import parse_bytes
 
     if text is not None:
         return parse_bytes(text)
-    return None if subject.bytes_per_sample is None else subject.bytes_per_sample * samples
+    if epoch_samples is not None and subject.bytes_per_sample is not None:
+        return subject.bytes_per_sample * epoch_samples
+    if needed:
+        raise InputError("How large the data set is is not known here: give --data-size with --data-in.")
+    return None
 
 
 def _machines(given: Sequence[str], catalog: "Catalog") -> "dict[str, MachineRecord]":

@@ -261,7 +261,7 @@ def _simulated(sweep: "Sweep") -> "list[Run]":
 def _compared(trace: "Trace", sweep: "Sweep", runs: "list[Run]", said: tuple[str, ...]) -> "Comparison":
     from stallwise.cluster.comparison import compared
 
-    if sweep.contention and all(place.speed is None for place in sweep.places):
+    if sweep.contention and not any(getattr(place.speed, "shares", False) for place in sweep.places):
         said = (*said, "Nothing is known about the traffic of these jobs, so --contention changes nothing.")
     return compared(trace, sweep, runs, said)
 

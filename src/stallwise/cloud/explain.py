@@ -155,6 +155,8 @@ def _exchange(subject: Subject, option: Option, share: str) -> str:
 
 def _price(option: Option, pick: Option) -> str:
     """Samples per dollar, which is speed over price."""
+    if not (pick.usd_per_h and option.usd_per_h):
+        return f"${option.usd_per_h:.4g}/h against ${pick.usd_per_h:.4g}/h"
     mine, its = (one.samples_per_s * SECONDS_PER_HOUR / (one.usd_per_h * one.nodes) for one in (pick, option))
     if option.offer.market != pick.offer.market:
         return f"${option.usd_per_h:.4g}/h {option.offer.market} against ${pick.usd_per_h:.4g}/h {pick.offer.market}"

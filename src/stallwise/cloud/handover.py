@@ -42,6 +42,7 @@ def skypilot_task(found: Recommendation, command: Sequence[str], *, setup: str =
     pick = options[0]
     task: dict[str, Any] = {
         "name": _task_name(found.subject.job.name),
+        "workdir": ".",
         "num_nodes": pick.nodes,
         "resources": {"ordered": [_resources(option) for option in options]},
         "envs": {"OMP_NUM_THREADS": "1"},
@@ -59,7 +60,7 @@ def skypilot_yaml(found: Recommendation, command: Sequence[str], *, setup: str =
     body: str = yaml.safe_dump(skypilot_task(found, command, setup=setup), sort_keys=False, width=100)
     pick = ranked(found)[0]
     head = (
-        f"# {found.verdict}\n"
+        f"# {' '.join(found.verdict.split())}\n"
         f"# Predicted {pick.job_s / 3600:.3g} h ({pick.low_s / 3600:.3g} to {pick.high_s / 3600:.3g}), "
         f"${pick.usd:,.2f} (${pick.low_usd:,.2f} to ${pick.high_usd:,.2f}). Candidates are in order: SkyPilot falls "
         "back on the next.\n"
@@ -74,7 +75,7 @@ def torchrun_line(pick: Option, command: Sequence[str]) -> str:
     if pick.nodes > 1:
         words += ["--nnodes", str(pick.nodes), "--node-rank", "$NODE_RANK"]
         words += ["--rdzv-backend", "c10d", "--rdzv-id", "job", "--rdzv-endpoint", f"$MASTER_ADDR:{_PORT}"]
-    return " ".join([*words, *(_quoted(word) for word in command)])
+    return " ".join([*words, shlex.join(command)])
 
 
 def slurm_batch(found: Recommendation, command: Sequence[str]) -> str:
@@ -94,7 +95,7 @@ def slurm_batch(found: Recommendation, command: Sequence[str]) -> str:
         "",
         *(['head=$(scontrol show hostnames "$SLURM_JOB_NODELIST" | head -n 1)'] if pick.nodes > 1 else []),
         f"srun torchrun --nproc-per-node {pick.used} --nnodes {pick.nodes} {rdzv}\\",
-        f"    {' '.join(_quoted(word) for word in command)}",
+        f"    {shlex.join(command)}",
     ]
     return "\n".join(lines) + "\n"
 
@@ -127,12 +128,8 @@ def _run(pick: Option, command: Sequence[str]) -> str:
     if pick.nodes > 1:
         words.append("--node-rank $SKYPILOT_NODE_RANK --rdzv-backend c10d --rdzv-id $SKYPILOT_TASK_ID")
         words.append(f'--rdzv-endpoint "$(echo "$SKYPILOT_NODE_IPS" | head -n1):{_PORT}"')
-    words.append(" ".join(_quoted(word) for word in command))
+    words.append(shlex.join(command))
     return " \\\n  ".join(words) + "\n"
-
-
-def _quoted(word: str) -> str:
-    return word if word.startswith("$") else shlex.quote(word)
 
 
 def _task_name(name: str) -> str:

@@ -137,6 +137,8 @@ def warnings_words(subject: Subject, wish: Wish, pick: Option | None) -> tuple[s
         )
     if pick is not None and pick.moving_usd is None:
         said.append("What moving the data there costs is not known; it is not in the cost.")
+    if pick is not None and pick.keeping_usd is None:
+        said.append("What keeping a copy of the data there costs is not known; it is not in the cost.")
     return tuple(said)
 
 

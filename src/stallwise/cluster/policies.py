@@ -171,6 +171,9 @@ def policy_named(text: str) -> Policy:
     return replace(policy, name=text) if options else policy
 
 
+_ABOVE_ZERO = ("lease", "margin")
+
+
 def _with(policy: Policy, option: str) -> Policy:
     key, _, value = option.partition("=")
     if key not in _OPTIONS:
@@ -181,6 +184,8 @@ def _with(policy: Policy, option: str) -> Policy:
         raise InputError(f"The option {option!r} of a policy needs a number, as in {key}=1.") from None
     if not number >= 0:
         raise InputError(f"The option {option!r} of a policy must not be negative.")
+    if key in _ABOVE_ZERO and number == 0:
+        raise InputError(f"The option {option!r} of a policy must be above 0, or time would stand still.")
     seam, field = _OPTIONS[key]
     changed: Any = replace(getattr(policy, seam), **{field: number})
     return replace(policy, **{seam: changed})

@@ -12,7 +12,7 @@ import csv
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Literal
+from typing import ClassVar, Literal
 
 from stallwise.cluster.job import Job
 from stallwise.cluster.speed import Shape
@@ -147,6 +147,7 @@ class LayerProfiles:
     levels: tuple[str, ...] = ("machine", "rack")
     """Of the cluster the shapes come from."""
     known: dict[tuple[str | None, Shape], float] = field(default_factory=dict)
+    shares: ClassVar[bool] = True  # jobs on one link slow each other
 
     def kind(self, job: Job) -> str | None:
         """Its model."""

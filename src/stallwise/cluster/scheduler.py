@@ -138,6 +138,8 @@ class Scheduler:
         from stallwise.cluster.kernels.deciding import vacate
 
         index = self._index(job_id)
+        if self.book["state"][index] == DONE:
+            return  # told twice
         if self.book["state"][index] == RUNNING:
             vacate(self.rules, self.book, self.space, self.desk, index, now_s, now_s)
         elif self.book["state"][index] == WAITING:

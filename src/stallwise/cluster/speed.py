@@ -7,7 +7,7 @@ the busiest link of each level. Two placements of one shape run equally fast, so
 
 from collections.abc import Hashable
 from dataclasses import dataclass
-from typing import Protocol
+from typing import ClassVar, Protocol
 
 from stallwise.cluster.job import Job
 from stallwise.errors import InputError
@@ -60,6 +60,7 @@ class Penalty:
     """A flat factor by the widest border a gang crosses: `by_level[0]` inside the tightest domain, and so on out."""
 
     by_level: tuple[float, ...]
+    shares: ClassVar[bool] = True  # jobs on one link slow each other
 
     def __post_init__(self) -> None:
         if not self.by_level or not all(0 < factor <= 1 for factor in self.by_level):

@@ -101,7 +101,8 @@ class App:
 
     def _times(self, parts: tuple[int, ...], per_gpu: int) -> tuple[float, float]:
         rotated = min(parts[i:] + parts[:i] for i in range(len(parts)))
-        rows = self.placements.get("".join(map(str, rotated)))
+        # The tables write a placement as digits: from ten GPUs on a machine they would mean another one.
+        rows = self.placements.get("".join(map(str, rotated))) if max(rotated) < 10 else None
         if rows is not None and rows[0]["local_bsz"] <= per_gpu <= rows[-1]["local_bsz"]:
             at = [row["local_bsz"] for row in rows]
             step, sync = (float(np.interp(per_gpu, at, [row[k] for row in rows])) for k in ("step_time", "sync_time"))
@@ -218,6 +219,8 @@ class Gavel:
     """Steps per second by job type and GPUs."""
     spread: Mapping[tuple[str, int], float]
     machine: int = 8
+    by_parts: bool = True
+    """It wants to know on how many machines a gang lies, not how many racks it touches."""
 
     @classmethod
     def read(cls, path: Path, gpu: str = "v100", machine: int = 8) -> Self:
@@ -245,7 +248,7 @@ class Gavel:
     def rate(self, job: Job, shape: Shape) -> float:
         """1 when packed; else the spread throughput over the packed one."""
         key = (job.model or "", shape.gpus)
-        machines = min((count for count in shape.spans if count), default=1)
+        machines = len(shape.parts) or max(shape.spans[:1] or (1,))
         if machines <= math.ceil(shape.gpus / self.machine) or key not in self.packed or key not in self.spread:
             return 1.0
         return min(1.0, max(self.spread[key] / self.packed[key], 1e-6))

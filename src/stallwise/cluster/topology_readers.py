@@ -137,6 +137,8 @@ def _made(paths: Sequence[Sequence[str]], gpus: int | Sequence[int]) -> Cluster:
         depth -= 1
     levels = ("machine", *(_ABOVE[i] if i < len(_ABOVE) else f"level{i + 2}" for i in range(depth - 1)))
     counts = [gpus] * len(paths) if isinstance(gpus, int) else gpus
+    if sum(counts) > _MOST_GPUS:
+        raise InputError(f"The cluster has {sum(counts):,} GPUs; up to {_MOST_GPUS:,} are simulated.")
     return Cluster.hosts(levels, [(tuple(path[:depth]), count) for path, count in zip(paths, counts, strict=True)])
 
 
@@ -157,6 +159,8 @@ def _numbers(inside: str, text: str) -> Iterator[str]:
         low, dash, high = piece.partition("-")
         if not low.isdecimal() or (dash and (not high.isdecimal() or int(high) < int(low))):
             raise InputError(f"The host list {text!r} has {piece!r} between brackets; a number or a range is needed.")
+        if int(high or low) - int(low) >= _MOST_GPUS:
+            raise InputError(f"The host list {text!r} has more than {_MOST_GPUS:,} hosts in {piece!r}.")
         for number in range(int(low), int(high or low) + 1):
             yield str(number).zfill(len(low))
 
@@ -200,8 +204,8 @@ def _switches(columns: Sequence[str], hosts: Sequence[Sequence[str]], source: st
         if seen.setdefault(row[0], number) != number:
             raise InputError(f"{source}, line {number}: host {row[0]} is on line {seen[row[0]]} already.")
     paths = [tuple(row[place] for place in places) for row in hosts]
-    if "gpus" in columns:
-        at = columns.index("gpus")
+    at = next((place for place, name in enumerate(columns) if name.lower() == "gpus"), None)
+    if at is not None:
         return _made(paths, [_count(row[at], source) for row in hosts])
     return _made(paths, gpus)
 

@@ -211,9 +211,18 @@ def _claim(settings: Settings, folder: Path) -> None:
     if path.exists():
         with contextlib.suppress(msgspec.DecodeError, msgspec.ValidationError):
             if msgspec.json.decode(path.read_bytes(), type=Settings) == settings:
+                _drop_cut_off(folder / SAMPLES_NAME)
                 return
         raise InputError(f"{folder} holds a study with other settings. Name another folder with -o, or remove it.")
     write_atomically(path, msgspec.json.format(msgspec.json.encode(settings), indent=1) + b"\n")
+
+
+def _drop_cut_off(path: Path) -> None:
+    """What a killed study wrote last and did not end: the next line must not be joined to it."""
+    with contextlib.suppress(FileNotFoundError):
+        data = path.read_bytes()
+        if data and not data.endswith(b"\n"):
+            write_atomically(path, data[: data.rfind(b"\n") + 1])
 
 
 def _missing(settings: Settings, folder: Path, rate: str, processes: int) -> list[str]:

@@ -103,6 +103,9 @@ def identity(text: str, what: str = "job_id") -> str:
     return name
 
 
+_LONGEST_S = 1e11
+
+
 def seconds(text: str, what: str) -> float:
     """A time from 0 on; `what` names it in the problem."""
     try:
@@ -111,8 +114,10 @@ def seconds(text: str, what: str) -> float:
         if not text.strip():
             raise BadRowError(f"no {what}") from None
         raise BadRowError(f"{what} is not a number", f"{what} {text[:40]!r} is not a number") from None
-    if 0.0 <= value < math.inf:
+    if 0.0 <= value < _LONGEST_S:
         return value
+    if _LONGEST_S <= value < math.inf:
+        raise BadRowError(f"{what} too long", f"{what} {text.strip()} s is over 3,000 years; is it in another unit?")
     if value < 0:
         raise BadRowError(f"negative {what}", f"{what} {text.strip()} is negative")
     raise BadRowError(f"no {what}", f"{what} {text.strip()} is not a time")
