@@ -231,8 +231,10 @@ def _billed(
     batch = subject.samples * found.batch * fleets.gpus
     fixed_s = wish.provision_s + wish.startup_s
     ratio = found.cold_s / found.step_s
+    lost = np.array([one.offer.market == "spot" for one in offers] or [False])[offer]
+    bare = replace(wish, checkpoint_s=0.0)  # on machines that may vanish, spot/plan decides how often to save
     mid, low, high = (
-        fixed_s + job_columns(step, step * ratio, batch, wish)[column]
+        fixed_s + np.where(lost, *(job_columns(step, step * ratio, batch, one)[column] for one in (bare, wish)))
         for step in (found.step_s, found.low_s, found.high_s)
     )
     price = np.array([one.usd_per_h for one in offers] or [0.0])[offer] * fleets.nodes[column]

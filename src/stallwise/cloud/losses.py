@@ -9,7 +9,7 @@ from dataclasses import dataclass, replace
 import numpy as np
 
 from stallwise.cloud.bids import Z80, Bids
-from stallwise.cloud.choose import front
+from stallwise.cloud.choose import front, keeps
 from stallwise.cloud.fleets import Numbers
 from stallwise.cloud.wish import SpotTerms, Wish
 from stallwise.model.steps import Columns
@@ -47,8 +47,7 @@ def through_losses(bids: Bids, wish: Wish) -> tuple[Bids, dict[int, Replayed], B
     rough = _roughly(bids, wish.spot)
     chosen = np.flatnonzero(spot)
     chosen = chosen[np.isfinite(rough.job_s[chosen])]
-    best = chosen[front(rough.job_s[chosen], rough.usd[chosen])]
-    best = _thinned(best)
+    best = _worth_replaying(rough, chosen, wish)
     kept = np.concatenate([np.flatnonzero(~spot), best]).astype(np.int64)
     taken = rough.take(kept)
     replays: dict[int, Replayed] = {}
@@ -59,6 +58,19 @@ def through_losses(bids: Bids, wish: Wish) -> tuple[Bids, dict[int, Replayed], B
 
 
 _WRITTEN = ("job_s", "low_s", "high_s", "usd", "low_usd", "high_usd", "sure_s", "sure_usd")
+
+
+def _worth_replaying(rough: Bids, chosen: Numbers, wish: Wish) -> Numbers:
+    """The fronts by the mean and by what is sure, for a bid that is slower in the mean may be the surer one.
+
+    Those that may be picked go first, cheapest or quickest as the wish asks; the rest is for the picture.
+    """
+    sides = ((rough.job_s, rough.usd), (rough.sure_s, rough.usd), (rough.sure_s, rough.sure_usd))
+    best = np.unique(np.concatenate([chosen[front(time[chosen], cost[chosen])] for time, cost in sides]))
+    near = best[keeps(rough.take(best), wish)]
+    key = rough.job_s if wish.budget_usd is not None and wish.deadline_s is None else rough.usd
+    near = near[np.argsort(key[near], kind="stable")][:MOST]
+    return np.union1d(near, _thinned(np.setdiff1d(best, near)))
 
 
 def _thinned(best: Numbers) -> Numbers:

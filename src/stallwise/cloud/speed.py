@@ -110,7 +110,10 @@ def _largest_batch(subject: Subject, fleets: Fleets) -> Columns:
     memory = np.array([shape.instance.gpu.memory_bytes for shape in fleets.shapes], dtype=np.float64)[fleets.shape]
     pairs, where = np.unique(np.column_stack([memory, shards]), axis=0, return_inverse=True)
     most = [largest_batch(subject.footprint, room, shards=int(count)) or 0.0 for room, count in pairs.tolist()]
-    return np.array(most)[where.ravel()]
+    fits = np.array(most)[where.ravel()]
+    if subject.least_gpu_bytes:
+        return np.where(memory < subject.least_gpu_bytes, 0.0, np.minimum(fits, 1.0))
+    return fits
 
 
 def _workers(subject: Subject, fleets: Fleets, workers: int | None) -> Columns:

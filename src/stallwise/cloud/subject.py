@@ -56,8 +56,8 @@ class Subject:
     sharded: bool
     bytes_per_sample: float | None
     """Read from storage."""
-    here_bytes: float | None = None
-    """Memory of one of the run's machines."""
+    least_gpu_bytes: float = 0.0
+    """GPUs with less memory are left out, and larger batches too: what activations take was not counted."""
     checkpoint_bytes: float | None = None
     exchanges: bool = True
     """Whether the size of its gradients is known, so that several GPUs can be judged."""
@@ -103,6 +103,8 @@ def _layered(run: Run, model: ModelRecord, catalog: Catalog, optimizer: str) -> 
         said.append(
             "The run has seen no GPU: compute is that of its FLOPs, bytes and kernels alone, and much less certain."
         )
+    if source is not None and model.activation_bytes is None:
+        said.append("The run counted no activations (checkpointing): only GPUs with its own memory or more are judged.")
     return Subject(
         job=job,
         measured_compute_s=profile_of(run).split.compute.s,
@@ -120,7 +122,7 @@ def _layered(run: Run, model: ModelRecord, catalog: Catalog, optimizer: str) -> 
         footprint=_footprint(model, optimizer),
         sharded=model.sharded,
         bytes_per_sample=found.data.read_bytes_per_sample if found.data else None,
-        here_bytes=_here_bytes(run.manifest),
+        least_gpu_bytes=float(source.memory_bytes) if source is not None and model.activation_bytes is None else 0.0,
         checkpoint_bytes=12.0 * model.parameters,
         said=tuple(said),
     )
@@ -133,10 +135,6 @@ def _samples(run: Run, samples: float | None) -> float:
             "Profile the job again; batches of tensors, lists or dicts are counted by themselves."
         )
     return samples
-
-
-def _here_bytes(manifest: Manifest) -> float | None:
-    return min((float(node.memory_bytes) for node in manifest.nodes if node.memory_bytes), default=None)
 
 
 def _footprint(model: ModelRecord, optimizer: str) -> Footprint:
@@ -183,7 +181,6 @@ def _bare(run: Run, model: ModelRecord | None, catalog: Catalog, optimizer: str,
         ),
         sharded=False,
         bytes_per_sample=None,
-        here_bytes=_here_bytes(run.manifest),
         checkpoint_bytes=None if count is None else 12.0 * count,
         exchanges=count is not None,
         said=_bare_said(count),
