@@ -1,5 +1,6 @@
 """Lifetimes as fitted to a log: the terminal's view and the JSON document."""
 
+import math
 from typing import Any
 
 from rich.console import Group, RenderableType
@@ -71,6 +72,8 @@ def _summary(estimate: Estimate) -> Table:
 
 def show_hours(value_s: float) -> str:
     """Hours with three digits; minutes below one."""
+    if math.isinf(value_s):
+        return "no end"
     if value_s < SECONDS_PER_HOUR:
         return show_seconds(value_s)
     return f"{show_number(value_s / SECONDS_PER_HOUR)} h"

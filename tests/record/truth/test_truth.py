@@ -64,8 +64,8 @@ def shared(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 # `make soak` has those that repeat a mechanism of another one: two workers are one worker twice, and a loader without
-# workers is told apart by the same clocks whether it is blocked (in `make test`) or burns.
-SLOW = {"blocked read, two workers", "CPU burn, no workers"}
+# workers is told apart by the same clocks as a worker.
+SLOW = {"blocked read, two workers", "blocked read, no workers", "CPU burn, no workers"}
 
 
 @pytest.mark.parametrize(
