@@ -18,9 +18,16 @@ pytestmark = pytest.mark.alone
 COMMANDS = [shown for page in PAGES for shown in shown_commands(page)]
 
 
+@pytest.fixture(scope="session")
+def kept(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """Where commands keep what outlives them (indexes of buckets): not among what the user of this machine has kept."""
+    return tmp_path_factory.mktemp("kept")
+
+
 @pytest.mark.parametrize("shown", [c for c in COMMANDS if c.command not in RUNS_US], ids=str)
-def test_a_shown_command_does_what_is_shown(shown: Shown, tmp_path: Path) -> None:
-    environment = os.environ | {"PATH": f"{Path(sys.executable).parent}:{os.environ['PATH']}"}
+def test_a_shown_command_does_what_is_shown(shown: Shown, kept: Path) -> None:
+    path = f"{Path(sys.executable).parent}:{os.environ['PATH']}"
+    environment = os.environ | {"PATH": path, "XDG_CACHE_HOME": str(kept)}
     done = subprocess.run(
         ["/bin/bash", "-c", shown.command],
         cwd=ROOT,
