@@ -22,8 +22,6 @@ class Choice:
 
     pick: int | None
     front: tuple[int, ...]
-    kept: int
-    """Bids that keep the limits."""
 
 
 def choose(bids: Bids, wish: Wish, here_s: float | None) -> Choice:
@@ -35,7 +33,6 @@ def choose(bids: Bids, wish: Wish, here_s: float | None) -> Choice:
     return Choice(
         pick=_first(bids, np.flatnonzero(good), quickest=fastest),
         front=tuple(front(bids.job_s, bids.usd).tolist()),
-        kept=int(good.sum()),
     )
 
 

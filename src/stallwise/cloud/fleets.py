@@ -13,13 +13,12 @@ import numpy.typing as npt
 from stallwise.cloud.compute import GpuTime, gpu_time
 from stallwise.cloud.subject import Subject
 from stallwise.errors import InputError
-from stallwise.hardware.gpu import Gpu
 from stallwise.hardware.instance import Instance, gpu_link_bytes_per_s
 from stallwise.hardware.machine import MachineRecord
 from stallwise.model.calibrate import OwnLinks
 from stallwise.model.fabric import NCCL, Fabric
+from stallwise.record.prediction import link_of_gpu
 from stallwise.record.setup import Asked, fabric_of
-from stallwise.units import GB
 
 Numbers = npt.NDArray[np.int64]
 
@@ -93,7 +92,7 @@ def shapes_of(
     return tuple(found.values()), of_type, unjudged
 
 
-def fleets_of(shapes: Sequence[Shape], subject: Subject, *, max_nodes: int, max_gpus: int | None = None) -> Fleets:
+def fleets_of(shapes: Sequence[Shape], subject: Subject, *, max_nodes: int) -> Fleets:
     """All of them: powers of two of a machine's GPUs and all of them, on 1 to `max_nodes` machines."""
     rows = []
     for number, shape in enumerate(shapes):
@@ -104,13 +103,12 @@ def fleets_of(shapes: Sequence[Shape], subject: Subject, *, max_nodes: int, max_
     counts = np.array([row[2] for row in rows], dtype=np.int64)
     table = np.array(rows, dtype=np.int64).reshape(-1, 3)
     node = np.concatenate([np.arange(1, n + 1) for n in counts]) if len(counts) else np.zeros(0, dtype=np.int64)
-    made = Fleets(
+    return Fleets(
         shapes=tuple(shapes),
         shape=np.repeat(table[:, 0], counts),
         used=np.repeat(table[:, 1], counts),
         nodes=node.astype(np.int64),
     )
-    return made if max_gpus is None else made.take(made.gpus <= max_gpus)
 
 
 def _key(instance: Instance) -> tuple[object, ...]:
@@ -147,20 +145,8 @@ def _shape(subject: Subject, instance: Instance, time: GpuTime, record: MachineR
     )
 
 
-def link_of_gpu(gpu: Gpu) -> float | None:
-    """Between the GPUs of one machine of which nothing else is known: NVLink, else PCIe."""
-    if gpu.nvlink_bytes_per_s and gpu.nvlink_bridge_gpus is None:
-        return gpu.nvlink_bytes_per_s
-    return gpu.host_link.bytes_per_s if gpu.host_link else None
-
-
 def _storage_bytes_per_s(instance: Instance) -> float | None:
     """Local disks where their rate is listed, else the volumes'."""
     storage = instance.storage
     rates = [rate for rate in (storage.local_read_bytes_per_s, storage.block_bytes_per_s) if rate]
     return max(rates) if rates else None
-
-
-def gradients_gb(subject: Subject) -> float:
-    """GB of gradients in a step, for sentences."""
-    return subject.job.trace.gradient_bytes / GB

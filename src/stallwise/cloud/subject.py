@@ -18,6 +18,7 @@ from stallwise.model.overlap import Overlap
 from stallwise.model.stalls import Share
 from stallwise.model.whatif import Job
 from stallwise.record.job import job_of
+from stallwise.record.prediction import footprint_of
 from stallwise.record.profile import profile_of
 from stallwise.record.split import measure
 from stallwise.record.summary import summarise
@@ -27,7 +28,6 @@ from stallwise.workload.layers import Layer, LayerTrace
 
 # Operators of a layer, forward, backward and update; a rough count where the run has none.
 _KERNELS_PER_LAYER = 10.0
-_HALVES = ("fp16", "bf16")
 # A step of which nothing was counted: a network of as much arithmetic per byte as ResNet-50 has in FP32.
 _FLOP_PER_BYTE = 25.0
 _LAYERS = 20
@@ -119,7 +119,7 @@ def _layered(run: Run, model: ModelRecord, catalog: Catalog, optimizer: str) -> 
         spread=Spread(*spreads["features"]) if source is None else None,
         samples=_samples(run, job.samples),
         gpus=job.gpus or 1,
-        footprint=_footprint(model, optimizer),
+        footprint=footprint_of(model, optimizer),
         sharded=model.sharded,
         bytes_per_sample=found.data.read_bytes_per_sample if found.data else None,
         least_gpu_bytes=float(source.memory_bytes) if source is not None and model.activation_bytes is None else 0.0,
@@ -135,19 +135,6 @@ def _samples(run: Run, samples: float | None) -> float:
             "Profile the job again; batches of tensors, lists or dicts are counted by themselves."
         )
     return samples
-
-
-def _footprint(model: ModelRecord, optimizer: str) -> Footprint:
-    element = 2.0 if model.gradient_bytes and model.gradient_bytes < 3 * model.trained_parameters else 4.0
-    return Footprint(
-        parameters=model.parameters,
-        trained_parameters=model.trained_parameters,
-        weight_bytes=element,
-        gradient_bytes=element,
-        state_bytes=STATE_BYTES[optimizer],
-        activation_bytes=float(model.activation_bytes or 0),
-        copies=element == 4.0 and model.precision in _HALVES,
-    )
 
 
 def _bare(run: Run, model: ModelRecord | None, catalog: Catalog, optimizer: str, parameters: float | None) -> Subject:

@@ -13,7 +13,7 @@ simulator's loop and in `scheduler.Scheduler`, which a real cluster drives. So b
 
 import math
 from dataclasses import dataclass, field
-from typing import Literal
+from typing import Literal, get_args
 
 from stallwise.cluster.tuner import Tuning
 from stallwise.errors import InputError
@@ -30,31 +30,20 @@ By = Literal[
     "efficiency",
     "turns",
 ]
-BYS: tuple[str, ...] = (
-    "arrival",
-    "work",
-    "remaining work",
-    "remaining service",
-    "attained time",
-    "attained service",
-    "queues",
-    "gittins",
-    "efficiency",
-    "turns",
-)
+BYS: tuple[str, ...] = get_args(By)
 CLAIRVOYANT_BYS = ("work", "remaining work", "remaining service")
 
 Fit = Literal["first", "best", "random", "emptiest"]
-FITS: tuple[str, ...] = ("first", "best", "random", "emptiest")
+FITS: tuple[str, ...] = get_args(Fit)
 
 Reach = Literal["anywhere", "skew"]
-REACHES: tuple[str, ...] = ("anywhere", "skew")
+REACHES: tuple[str, ...] = get_args(Reach)
 
 Waiting = Literal["none", "timers", "auto", "sensitivity"]
-WAITINGS: tuple[str, ...] = ("none", "timers", "auto", "sensitivity")
+WAITINGS: tuple[str, ...] = get_args(Waiting)
 
 Preempting = Literal["never", "lease", "now", "rounds"]
-PREEMPTINGS: tuple[str, ...] = ("never", "lease", "now", "rounds")
+PREEMPTINGS: tuple[str, ...] = get_args(Preempting)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -99,7 +99,7 @@ def predict_run(run: Run, wanted: Wanted, catalog: Catalog) -> Prediction:
     known = job if source is not None else replace(job, compute_factors=None)
     outlook = _outlook(known, compute, measured_s, wanted)
     shards = (outlook.answer.gpus or 1) if model.sharded else 1
-    footprint = _footprint(model, wanted)
+    footprint = footprint_of(model, wanted.optimizer)
     machines = -(-(outlook.answer.gpus or 1) // (outlook.gpus_per_node or 1))
     job_whole = _whole(job, outlook, wanted)
     return Prediction(
@@ -187,26 +187,27 @@ def _outlook(job: Job, compute: Share, measured_s: float, wanted: Wanted) -> Out
     factors = (own[0] * compute.low_s / compute.s, own[1] * compute.high_s / compute.s)
     asked = wanted.asked
     if asked.link_bytes_per_s is None and asked.instance is None and asked.machine is None:
-        asked = replace(asked, link_bytes_per_s=_link_bytes_per_s(wanted.gpu))
+        asked = replace(asked, link_bytes_per_s=link_of_gpu(wanted.gpu))
     change = Change(compute_speed=measured_s / compute.s, batch=wanted.batch)
     return outlook_of(replace(job, compute_factors=factors), change, asked, curve=False)
 
 
-def _link_bytes_per_s(gpu: Gpu) -> float | None:
-    """Between the GPUs of one machine of which nothing else is known."""
+def link_of_gpu(gpu: Gpu) -> float | None:
+    """Between the GPUs of one machine of which nothing else is known: NVLink, else PCIe."""
     if gpu.nvlink_bytes_per_s and gpu.nvlink_bridge_gpus is None:
         return gpu.nvlink_bytes_per_s
     return gpu.host_link.bytes_per_s if gpu.host_link else None
 
 
-def _footprint(model: ModelRecord, wanted: Wanted) -> Footprint:
+def footprint_of(model: ModelRecord, optimizer: str) -> Footprint:
+    """What a GPU has to hold for the model of a run; activations that were not counted are taken as none."""
     element = 2.0 if model.gradient_bytes and model.gradient_bytes < 3 * model.trained_parameters else 4.0
     return Footprint(
         parameters=model.parameters,
         trained_parameters=model.trained_parameters,
         weight_bytes=element,
         gradient_bytes=element,
-        state_bytes=STATE_BYTES[wanted.optimizer],
+        state_bytes=STATE_BYTES[optimizer],
         activation_bytes=float(model.activation_bytes or 0),
         copies=element == 4.0 and model.precision in _HALVES,
     )
