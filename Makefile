@@ -57,7 +57,8 @@ fit: $(STAMP) ## fit the shipped coefficients on the public measurements; prints
 reality: $(STAMP) ## predictions of our own against real runs on several hosts (root, ten quiet minutes); keeps the figures
 	$(BIN)/python -m validation.reality
 
-soak: $(STAMP) ## the slow tests
+soak: $(STAMP) ## the slow tests, and new examples for every law
+	HYPOTHESIS_PROFILE=soak $(BIN)/python -m pytest -m 'not soak and not alone' --numprocesses 2 --dist loadfile
 	$(BIN)/python -m pytest -m soak
 
 clean: ## remove what the commands above made

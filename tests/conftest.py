@@ -14,8 +14,10 @@ from hypothesis import settings
 ROOT = Path(__file__).parents[1]
 
 # A law holds however busy the machine is; what may take how long is measured in `benchmarks/`.
-settings.register_profile("stallwise", deadline=None)
-settings.load_profile("stallwise")
+# The same examples every time, so that a change is judged by what it changed; `make soak` draws new ones.
+settings.register_profile("stallwise", deadline=None, derandomize=True)
+settings.register_profile("soak", deadline=None, max_examples=500)
+settings.load_profile(os.environ.get("HYPOTHESIS_PROFILE", "stallwise"))
 
 
 @pytest.fixture(autouse=True)

@@ -42,7 +42,7 @@ def lru_miss(cached: float) -> float:
     those of (u, 1) and, of (0, v), the u that are not among them, so that (1-u) + v u < c.
     """
     part = _part(cached)
-    return 0.0 if part == 1 else (1 - part) * (1 - math.log1p(-part))
+    return 0.0 if part == 1 else min(1.0, (1 - part) * (1 - math.log1p(-part)))
 
 
 def fifo_miss(cached: float) -> float:
@@ -64,7 +64,7 @@ def fifo_miss(cached: float) -> float:
         stay = a * math.expm1(x)
         return stay / (a + stay), 1 / (a + stay)
 
-    return of(_rising(lambda x: of(x)[0], part))[1]
+    return min(1.0, of(_rising(lambda x: of(x)[0], part))[1])  # rounding may pass 1 where next to nothing is kept
 
 
 def page_cache_miss(cached: float) -> float:
