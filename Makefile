@@ -28,7 +28,7 @@ $(VENV)/.peers: $(STAMP)
 
 demo: $(STAMP) ## profile a bundled training job (JPEGs, a small CNN, two processes) and show where its time goes
 	@rm -rf build/demo-run
-	@$(BIN)/stallwise profile --nproc-per-node 2 --max-time 25 -o build/demo-run \
+	@$(BIN)/stallwise profile --nproc-per-node 2 --max-time 15 -o build/demo-run \
 		examples/images.py --data build/demo-images
 
 # Three files at a time: on two cores much of a test is waiting. What compares measured times runs by itself.

@@ -58,7 +58,7 @@ def cli(tmp_path: Path) -> Cli:
             text=True,
             cwd=cwd or tmp_path,
             stdin=subprocess.DEVNULL,
-            timeout=120,
+            timeout=200,
         )
         assert done.returncode == code, f"exit {done.returncode}\n{done.stdout}\n{done.stderr}"
         assert "Traceback" not in done.stderr, done.stderr

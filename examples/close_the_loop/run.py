@@ -22,7 +22,7 @@ from PIL import Image
 
 HERE = Path(__file__).parent
 DELAY_S = 0.1
-STEPS = 25
+STEPS = 40
 PROMISED = 0.9
 
 

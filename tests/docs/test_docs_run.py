@@ -15,6 +15,8 @@ PAGES = [ROOT / "README.md", ROOT / "CONTRIBUTING.md", *sorted((ROOT / "docs").g
 RUNS_US = {"make test"}
 # Real profiles of a few seconds, as shown: beside other work they end before they have measured anything.
 pytestmark = pytest.mark.alone
+# torch, taking a gloo group down, aborts the bare job about once in fifty times.
+TORCH_ABORT = "terminate called without an active exception"
 COMMANDS = [shown for page in PAGES for shown in shown_commands(page)]
 
 
@@ -28,17 +30,23 @@ def kept(tmp_path_factory: pytest.TempPathFactory) -> Path:
 def test_a_shown_command_does_what_is_shown(shown: Shown, kept: Path) -> None:
     path = f"{Path(sys.executable).parent}:{os.environ['PATH']}"
     environment = os.environ | {"PATH": path, "XDG_CACHE_HOME": str(kept)}
-    done = subprocess.run(
-        ["/bin/bash", "-c", shown.command],
+    done = _run(shown.command, environment)
+    if done.returncode != shown.code and TORCH_ABORT in done.stderr:
+        done = _run(shown.command, environment)
+    assert done.returncode == shown.code, done.stdout + done.stderr
+    if shown.output and not shown.measured:
+        assert matches(shown.output, done.stdout), f"shown:\n{shown.output}\nreal:\n{done.stdout}"
+
+
+def _run(command: str, environment: dict[str, str]) -> subprocess.CompletedProcess[str]:
+    return subprocess.run(
+        ["/bin/bash", "-c", command],
         cwd=ROOT,
         env=environment,
         capture_output=True,
         text=True,
         timeout=600,
     )
-    assert done.returncode == shown.code, done.stdout + done.stderr
-    if shown.output and not shown.measured:
-        assert matches(shown.output, done.stdout), f"shown:\n{shown.output}\nreal:\n{done.stdout}"
 
 
 @pytest.mark.parametrize("page", PAGES, ids=lambda page: page.name)

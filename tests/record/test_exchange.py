@@ -59,6 +59,7 @@ def test_fsdp2_is_taken_apart(tmp_path: Path) -> None:
     assert not any("not taken apart" in note for note in found["notes"])
 
 
+@pytest.mark.soak
 def test_hsdp_is_taken_apart(tmp_path: Path) -> None:
     found = profiled(tmp_path / "run", "sharded.py", "--hsdp")
     assert found["split"]["interconnect"]["low_s"] > 0, "the all-reduce between replicas"

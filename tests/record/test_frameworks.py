@@ -68,7 +68,11 @@ def misses(folder: Path, script: str) -> list[str]:
 
 
 @pytest.mark.alone
-@pytest.mark.parametrize("script", list(OLD))
+@pytest.mark.parametrize(
+    # `make soak` has the others: all hand their batches on through the same loader.
+    "script",
+    [script if script == "lightning_job.py" else pytest.param(script, marks=pytest.mark.soak) for script in OLD],
+)
 def test_a_slow_loader_is_found_as_the_bare_script_shows_it(tmp_path: Path, script: str) -> None:
     # The cores are shared with whatever else runs: a second measurement is allowed.
     first = misses(tmp_path / "1", script)

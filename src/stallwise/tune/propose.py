@@ -165,7 +165,12 @@ def with_workers(facts: Facts, count: int) -> Proposal:
     """That many workers."""
     now = facts.loader.num_workers if facts.loader else 0
     because = f"batches are prepared by {count} instead of {now or 'no'} workers"
-    return _with(facts, Knobs(num_workers=count), because)
+    found = _with(facts, Knobs(num_workers=count), because)
+    if facts.work is None or not facts.work.blocked_s or count <= max(1, now):
+        return found
+    # Storage may be giving all it can: then so many readers each wait so many times as long.
+    full = _with(facts, Knobs(num_workers=count), because, blocked=count / max(1, now))
+    return replace(found, low=min(found.low, full.low))
 
 
 def most_workers(facts: Facts) -> int:
@@ -221,15 +226,22 @@ def _ahead(facts: Facts, loader: Loader, work: LoaderWork) -> list[Proposal]:
 
 
 def _pinned(facts: Facts, loader: Loader) -> list[Proposal]:
-    """Pageable copies go through a pinned buffer of the driver's, at about half the speed; how much of that shows is
-    not known, so half the stall is predicted, and none to all of it is the interval."""
+    """Batches copied from pinned memory need not pass through the driver's buffer; a thread of the loader does that
+    beside the training instead.
+
+    That thread moves a batch about as fast as the driver did, so the step is max(step - copy, copy): where the copy is
+    most of the step, pinning only moves it. How much of the copy a script lets overlap is not known before the trial:
+    the interval is none to all of it.
+    """
     copy = facts.profile.split.copy
     if not facts.on_gpu or loader.pin_memory or copy is None:
         return []
     part = copy.s / facts.step_s
     because = "batches are copied to the GPU from pinned memory, beside the compute where the copy is non_blocking"
-    knobs = Knobs(pin_memory=True)
-    return [Proposal(knobs=knobs, gain=part / 2, low=0.0, high=part, because=because, live=loader.switchable)]
+    gain = min(part, 1 - part)
+    return [
+        Proposal(knobs=Knobs(pin_memory=True), gain=gain, low=0.0, high=part, because=because, live=loader.switchable)
+    ]
 
 
 def persistent(facts: Facts, on: Knobs = NONE) -> list[Proposal]:
@@ -240,6 +252,8 @@ def persistent(facts: Facts, on: Knobs = NONE) -> list[Proposal]:
     """
     loader = facts.loader
     if loader is None or loader.persistent_workers or not (on.num_workers or loader.num_workers):
+        return []
+    if loader.iterable or facts.work is None:
         return []
     if not loader.fixed_order or loader.changes:
         return []

@@ -19,6 +19,7 @@ from tests.record.truth.hosts import Host, shape, two_hosts
 PARAMETERS = 4_000_000
 OPTIONS = ("--workers", "1", "--parameters", str(PARAMETERS), "--compute", "0.060", "--layers", "8")
 RATES_MBIT = (2000, 1000, 500)
+ATTEMPTS = 2
 pytestmark = pytest.mark.alone
 _ports = iter(range(29710, 29790))
 
@@ -66,21 +67,25 @@ def network_s(hosts: tuple[Host, Host], folder: Path) -> float:
     return float(split["network"]["s"])
 
 
-@pytest.mark.parametrize("attempts", [2])
-def test_the_network_stall_is_the_bare_scripts_growth(attempts: int, tmp_path: Path) -> None:
+@pytest.mark.parametrize(
+    "rates_mbit",
+    [RATES_MBIT[::2], pytest.param(RATES_MBIT, marks=pytest.mark.soak)],
+    ids=["two rates", "three rates"],
+)
+def test_the_network_stall_is_the_bare_scripts_growth(rates_mbit: tuple[int, ...], tmp_path: Path) -> None:
     with two_hosts() as hosts:
         stalls: dict[int, float] = {}
         alone_s = statistics.mean(bare_s(hosts, "--no-sync") for _ in range(2))
-        for rate in RATES_MBIT:
+        for rate in rates_mbit:
             shape(hosts, rate)
-            for attempt in range(attempts):
+            for attempt in range(ATTEMPTS):
                 growth_s = bare_s(hosts) - alone_s
                 stalls[rate] = network_s(hosts, tmp_path / f"{rate}-{attempt}")
                 if stalls[rate] == pytest.approx(growth_s, rel=0.10):
                     break
             else:
                 pytest.fail(f"{rate} Mb/s: {stalls[rate]:.4f} s found, {growth_s:.4f} s bare growth")
-        for faster, slower in pairwise(RATES_MBIT):
+        for faster, slower in pairwise(rates_mbit):
             # A ring of two sends every byte once in each direction.
             transfer_s = PARAMETERS * 4 * 8 * (1 / slower - 1 / faster) / 1e6
             assert stalls[slower] - stalls[faster] == pytest.approx(transfer_s, rel=0.15)
