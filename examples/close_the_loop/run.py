@@ -108,7 +108,7 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--data", type=Path, default=Path("build/close-the-loop"))
     parser.add_argument("--max-time", type=float, default=60.0, help="seconds for the tuning")
-    parser.add_argument("--rounds", type=int, default=1, help="of the check with the bare script")
+    parser.add_argument("--rounds", type=int, default=2, help="of the check with the bare script")
     parser.add_argument("--strict", action="store_true", help="exit code 1 below what is promised, twice")
     options = parser.parse_args()
     for again in (True, False):
