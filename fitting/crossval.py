@@ -106,12 +106,14 @@ def reference_pairs(
     same: Sequence[str],
     gpus: Sequence[str],
     weight: float | None = None,
+    labels: Sequence[str] | None = None,
 ) -> tuple[float, Errors]:
     """How much of a reference's error to take over, and what is left when it is.
 
     A pair is two rows of the same set-up on two GPUs: the target as `predicted` without its GPU or network, the
     reference as `fitted`. The weight is that of least squares over all pairs, at least `LEAST`, unless it is given; the
-    errors of a GPU are those with the weight of all other GPUs.
+    errors of a GPU are those with the weight of all other GPUs. Errors are grouped by the target's GPU, or by its
+    `labels` where both GPUs are known and something else is new.
     """
     by_setup: dict[str, list[int]] = {}
     for i, name in enumerate(same):
@@ -124,7 +126,8 @@ def reference_pairs(
     for name in set(groups.tolist()) if weight is None else ():
         pulls[groups == name] = _pull(target[groups != name], reference[groups != name])
     chosen = _pull(target, reference) if weight is None else weight
-    return chosen, Errors("ref", target - pulls * reference, tuple(groups.tolist()))
+    who = groups.tolist() if labels is None else [labels[i] for i, _ in pairs]
+    return chosen, Errors("ref", target - pulls * reference, tuple(who))
 
 
 def _pull(target: Vector, reference: Vector) -> float:

@@ -5,7 +5,7 @@ from dataclasses import dataclass, field
 
 import numpy as np
 
-from fitting.errors import Errors, coverage
+from fitting.errors import Classes, Errors, coverage
 from fitting.ridge import Vector
 from stallwise.hardware.fitted import Fitted
 
@@ -24,11 +24,11 @@ class Study:
         self,
         what: str,
         found: Errors,
-        classes: Sequence[str] | None = None,
+        splits: Sequence[Classes] = (),
         judged: Sequence[bool] | None = None,
     ) -> None:
         """One line: errors and, from other groups' errors, intervals; `judged`: of these rows alone."""
-        c = coverage(found, classes, judged)
+        c = coverage(found, splits, judged)
         e = found.relative if judged is None else found.relative[np.asarray(judged, dtype=bool)]
         self.lines.append(
             f"{what:<58} {len(e):>6} rows  median {np.median(e):6.1%}  mean {e.mean():6.1%}  "

@@ -59,7 +59,12 @@ def image_study(folder: Path, *, training: bool) -> Study:
             who = one.case.partition("|")[2]
             predicted = truth - one.values
             constants[f"ref_weight:{who}"], left = reference_pairs(
-                truth, predicted, predicted, [_same(s) for s in setups], [s.device.name for s in setups]
+                truth,
+                predicted,
+                predicted,
+                [_same(s) for s in setups],
+                [s.device.name for s in setups],
+                labels=[s.family for s in setups],
             )
             study.say(f"image_infer: {who}, one other GPU measured", left)
             found.append(Errors(f"known gpu|{who}|ref", left.values, left.groups))

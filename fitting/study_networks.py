@@ -46,8 +46,8 @@ def network_study(folder: Path) -> Study:
     far = errors("new generation|network", truth, left_out(setups, truth, made, 99, network_learner), gpus)
     study.say("network, one GPU: whole generations (Ampere, Hopper …) left out", far)
     study.lines.append(
-        f"network, one GPU: shift of a whole GPU, root of the mean square: {_shift(whole):.3f}, "
-        f"without its generation {_shift(far):.3f}"
+        f"network, one GPU: shift of a whole GPU, root of the mean square: {whole.shift:.3f}, "
+        f"without its generation {far.shift:.3f}"
     )
     pairs = [f"{s.device.name}|{s.network}" for s in setups]
     apart = left_out(setups, truth, pairs, 6, network_learner)
@@ -62,12 +62,16 @@ def network_study(folder: Path) -> Study:
     _, alone = reference_pairs(truth, unseen, unseen, same, gpus, weight=1.0)
     study.say("network, one GPU: whole networks left out, one other measured", alone)
     by_net = [
-        one.where((nets == net).tolist(), one.case.replace("|network", f"|{net}"))
+        part
         for one in (whole, known, far)
-        for net in sorted(set(nets))
+        for part in by_class(Errors(one.case.removesuffix("|network"), one.values, one.groups), [nets.tolist()])
     ]
-    study.say("network, one GPU: whole GPUs left out, intervals by network", whole, nets.tolist())
-    more, scaling = _scaling(study, table, catalog, dict(zip(setups, (truth - new).tolist(), strict=True)))
+    study.say("network, one GPU: whole GPUs left out, intervals by network if better", whole, [nets.tolist()])
+    off = {
+        "new gpu": dict(zip(setups, (truth - new).tolist(), strict=True)),
+        "known gpu": dict(zip(setups, (truth - apart).tolist(), strict=True)),
+    }
+    more, scaling = _scaling(study, table, catalog, off)
     study.fitted += [
         Fitted(
             name="network",
@@ -87,11 +91,6 @@ def network_study(folder: Path) -> Study:
     return study
 
 
-def _shift(errors: Errors) -> float:
-    groups = np.array(errors.groups)
-    return float(np.sqrt(np.mean([np.median(errors.values[groups == name]) ** 2 for name in set(errors.groups)])))
-
-
 def _kin(name: str) -> str:
     return name.split("-")[0] if name.startswith(("A100", "H100", "V100")) else name
 
@@ -106,9 +105,9 @@ def _medians(table: Measured, catalog: Catalog) -> tuple[list[NetworkSetup], Vec
 
 
 def _scaling(
-    study: Study, table: Measured, catalog: Catalog, off: dict[NetworkSetup, float]
+    study: Study, table: Measured, catalog: Catalog, off: dict[str, dict[NetworkSetup, float]]
 ) -> tuple[list[Errors], Fitted]:
-    """Several GPUs, given one; and end to end, with the one predicted too, `off` by so much without its GPU."""
+    """Several GPUs, given one; and end to end, with the one predicted too, `off` by so much where it was not fitted."""
     ones, log_one = _medians(table, catalog)
     base = dict(zip(ones, log_one.tolist(), strict=True))
     found: dict[ScalingSetup, list[float]] = {}
@@ -126,20 +125,26 @@ def _scaling(
     whole = errors("new gpu|several", truth, held, gpus)
     levels = [level(value) for value in held.tolist()]
     alike = [scaling_class(s, value) for s, value in zip(setups, held.tolist(), strict=True)]
-    study.say("network, several GPUs given one: whole GPUs left out", whole, alike)
+    study.say("network, several GPUs given one: whole GPUs left out", whole, [levels, alike])
     low = truth < np.log(LOW)
     halved(study, "network, several GPUs, whole GPUs left out", truth, held, low)
     for kind in ("nvlink", "bridge", "pcie", "shared pcie"):
         here = low & np.array([link_kind(s) == kind for s in setups])
         if here.any():
             halved(study, f"  {kind}", truth, held, here)
-    both = errors("new gpu|several", truth + [off[w] for w in which], held, gpus)
-    study.say("network, several GPUs end to end: whole GPUs left out", both, levels)
+    splits = [levels, alike]
+    both = errors("new gpu|several", truth + [off["new gpu"][w] for w in which], held, gpus)
+    study.say("network, several GPUs end to end: whole GPUs left out", both, splits)
     pairs = [f"{s.device.name}|{s.network}" for s in setups]
     apart = left_out(setups, truth, pairs, 6, scaling_learner)
-    near, near_levels = errors("known gpu|several", truth, apart, gpus), [level(value) for value in apart.tolist()]
-    near_alike = [scaling_class(s, value) for s, value in zip(setups, apart.tolist(), strict=True)]
-    study.say("network, several GPUs given one: pairs left out", near, near_alike)
+    near = errors("known gpu|several", truth, apart, gpus)
+    near_splits = [
+        [level(value) for value in apart.tolist()],
+        [scaling_class(s, value) for s, value in zip(setups, apart.tolist(), strict=True)],
+    ]
+    study.say("network, several GPUs given one: pairs left out", near, near_splits)
+    near_both = errors("known gpu|several", truth + [off["known gpu"][w] for w in which], apart, gpus)
+    study.say("network, several GPUs end to end: pairs left out", near_both, near_splits)
     many = np.array([s.gpus >= _MANY for s in setups])
     fewer = scaling_learner([s for s, m in zip(setups, many, strict=True) if not m], truth[~many])(setups)
     more = errors("", truth, fewer, gpus).where(many.tolist())
@@ -149,18 +154,18 @@ def _scaling(
         source=f"lambdal/deeplearning-benchmark, {len(setups)} set-ups of several GPUs",
         method="exchange over compute, with rates by kind of link; ridge on doublings by link, job, software and GPU",
         weights=fit_scaling(setups, truth),
-        spreads=spreads([*by_class(whole, levels), *by_class(near, near_levels)]),
+        spreads=spreads([whole, near]),
         known={"gpu": frozenset(gpus)},
     )
-    found = []
-    for one, kinds, end in (
-        (both, (levels,), ""),
-        (near, (near_levels, near_alike), ""),
-        (whole, (levels, alike), "|one"),
-        (near, (near_levels, near_alike), "|one"),
+    found_errors = []
+    for part, kinds, end in (
+        (both, splits, ""),
+        (near_both, near_splits, ""),
+        (whole, splits, "|one"),
+        (near, near_splits, "|one"),
     ):
-        found += [part for classes in kinds for part in by_class(one, classes, end)]
-    return [both.where([True] * len(gpus), "new gpu|several|network"), *found], fitted
+        found_errors += [Errors(f"{part.case}|network{end}", part.values, part.groups), *by_class(part, kinds, end)]
+    return found_errors, fitted
 
 
 def _one(setup: ScalingSetup) -> NetworkSetup:

@@ -18,12 +18,12 @@ from fitting.crossval import (
 )
 from fitting.errors import Errors, by_class, spreads
 from fitting.llm import fit_llm, gpu_effects, predict_llm
-from fitting.nodes import grown, loss_per_doubling
+from fitting.nodes import Grown, grown, learned
 from fitting.power import attained
 from fitting.ridge import Vector
 from fitting.study import LOW, Study, halved
 from fitting.tables import measured, shipped_catalog
-from fitting.transfer import fit_transfer, from_features, off_by, pairs_of, timed
+from fitting.transfer import fit_transfer, from_features, gridded, off_by, pairs_of, timed
 from stallwise.hardware.fitted import Fitted
 from stallwise.model.compute_cluster_job import ClusterJobSetup
 from stallwise.model.compute_llm import LlmSetup, parallel
@@ -138,13 +138,13 @@ def llm_study(folder: Path) -> Study:
             ("AMD, training", ~nvidia & trains),
             ("AMD", ~nvidia),
         ):
-            study.say(f"llm, {who}: {what}", whole, modes, here.tolist())
-    found += [whole, *by_class(whole, modes)]
+            study.say(f"llm, {who}: {what}", whole, [modes], here.tolist())
+    found += [whole, *by_class(whole, [modes])]
     pairs = [f"{s.device.name}|{s.model.name}" for s in setups]
     apart = left_out(setups, truth, pairs, 8, llm_learner(kernels, forget_kernels=False))
-    known = errors("known gpu|network", truth, apart, gpus)
-    found += [known, *by_class(known, modes)]
-    study.say("llm: pairs of GPU and model left out", known, modes)
+    known = errors("known gpu|network", truth, apart, pairs)
+    found += [known, *by_class(known, [modes])]
+    study.say("llm: pairs of GPU and model left out", known, [modes])
     same = [f"{s.model.name}|{s.sequence}|{s.batch}|{s.training}|{s.option}" for s in setups]
     pull, left = reference_pairs(truth, held, apart, same, gpus)
     study.say("llm: whole GPUs and their kernels left out, one other measured", left)
@@ -153,7 +153,7 @@ def llm_study(folder: Path) -> Study:
     unseen = errors(
         "known gpu|new", truth, left_out(setups, truth, models, 99, llm_learner(kernels, forget_kernels=False)), models
     )
-    study.say("llm: whole models left out", unseen, modes)
+    study.say("llm: whole models left out", unseen, [modes])
     for what, far in (
         ("all AMD", ~nvidia),
         ("all of 2017 and before", np.array([(s.device.year or 0) <= _OLD for s in setups])),
@@ -166,8 +166,8 @@ def llm_study(folder: Path) -> Study:
             f"llm: {what} left out at once: {len(off)} rows, median {np.median(off):.1%}, mean {off.mean():.1%}"
         )
     neither = errors("new gpu|new", truth, _neither(setups, truth, kernels), gpus)
-    study.say("llm: whole GPUs, their kernels and whole models left out", neither, modes)
-    found += [unseen, *by_class(unseen, modes), neither, *by_class(neither, modes)]
+    study.say("llm: whole GPUs, their kernels and whole models left out", neither, [modes])
+    found += [unseen, *by_class(unseen, [modes]), neither, *by_class(neither, [modes])]
     constants = fit_llm(setups, truth, kernels)
     predicted = predict_llm(constants, {}, setups)
     several = errors("", np.log(table.truth / 1e3)[~one], predict_llm(constants, {}, picked(every, ~one)), [""] * 3)
@@ -200,33 +200,32 @@ def _neither(setups: list[LlmSetup], truth: Vector, kernels: dict[str, float]) -
 def transfer_study(folder: Path) -> Study:
     """A measured step on another GPU, whole GPUs or whole networks left out; and from features alone."""
     study, rows = Study(), timed(folder)
+    grid, (targets, sources) = gridded(rows), pairs_of(rows)
     gpus, networks = np.array([r.device.name for r in rows]), np.array([r.network for r in rows])
-    targets, sources = pairs_of(rows)
     new, known = np.zeros(len(targets)), np.zeros(len(targets))
     alone = np.zeros(len(rows))
-    for name in sorted(set(gpus.tolist())):
-        constants = fit_transfer([r for r in rows if r.device.name != name])
-        off, here = off_by(rows, constants), gpus[targets] == name
-        new[here] = (off[targets] - off[sources])[here]
-        alone[gpus == name] = from_features(rows, constants)[gpus == name]
-    for name in sorted(set(networks.tolist())):
-        off = off_by(rows, fit_transfer([r for r in rows if r.network != name]))
-        here = networks[targets] == name
-        known[here] = (off[targets] - off[sources])[here]
-    labels, near = (
-        tuple(gpus[targets].tolist()),
-        [reach(rows[j].device, rows[i].device) for i, j in zip(targets, sources, strict=True)],
-    )
+    for out, names in ((new, gpus), (known, networks)):
+        for name in sorted(set(names.tolist())):
+            keep = names != name
+            constants = fit_transfer(picked(rows, keep), grid.of(keep))
+            off, here = off_by(rows, constants), names[targets] == name
+            out[here] = (off[targets] - off[sources])[here]
+            if names is gpus:
+                alone[~keep] = from_features(rows, constants)[~keep]
+    labels = tuple(gpus[targets].tolist())
+    near = [reach(rows[j].device, rows[i].device) for i, j in zip(targets, sources, strict=True)]
     found = []
     for case, values, what in (
         ("measured|new gpu", new, "whole GPUs"),
         ("measured|known gpu", known, "whole networks"),
     ):
         one = Errors(case, values, labels)
-        study.say(f"transfer: one GPU measured, {what} left out", one, near)
+        study.say(f"transfer: one GPU measured, {what} left out", one, [near])
         for kind in sorted(set(near)):
-            study.say(f"  {kind}", one, near, [k == kind for k in near])
-        found += [one, *by_class(one, near)]
+            study.say(f"  {kind}", one, [near], [k == kind for k in near])
+        found += [one, *by_class(one, [near])]
+    shift = Errors("measured", new, labels).shift
+    study.lines.append(f"transfer: shift of a whole GPU, root of the mean square: {shift:.3f}")
     found.append(Errors("measured", new, labels))
     features = Errors("features", alone, tuple(gpus.tolist()))
     study.say("transfer: features alone, whole GPUs left out", features)
@@ -235,7 +234,7 @@ def transfer_study(folder: Path) -> Study:
             name="transfer",
             source=f"mengwanguc/gpemu compute times and lambdal/deeplearning-benchmark, {len(rows)} rows",
             method="grid over four physical constants, least mean error over pairs of GPUs; effects of GPUs",
-            constants=fit_transfer(rows),
+            constants=fit_transfer(rows, grid),
             spreads=spreads([*found, features]),
             known={"gpu": frozenset(gpus.tolist())},
         )
@@ -244,18 +243,23 @@ def transfer_study(folder: Path) -> Study:
 
 
 def node_study(folder: Path) -> Study:
-    """Many nodes with InfiniBand: one constant, whole jobs left out. Printed only; nothing is shipped."""
-    study, rows = Study(), grown(folder)
+    """Many nodes with InfiniBand: whole GPUs, or whole jobs, left out. Printed only; nothing is shipped."""
+    study, (rows, pairs) = Study(), grown(folder)
     truth = np.array([row.log_efficiency for row in rows])
-    held = np.zeros(len(rows))
-    for job in sorted({row.job for row in rows}):
-        loss = loss_per_doubling([row for row in rows if row.job != job])
-        for i, row in enumerate(rows):
-            if row.job == job:
-                held[i] = loss * row.doublings
     study.lines.append(f"nodes: {len(rows)} rows, median efficiency {np.exp(np.median(truth)):.0%}")
-    halved(study, "nodes, whole jobs left out", truth, held, truth < np.log(LOW))
+    for what, label in (("GPUs", _gpu_of), ("jobs", _job_of)):
+        apart = {name: learned([row for row in pairs if label(row) != name]) for name in {label(row) for row in rows}}
+        held = np.array([apart[label(row)].log_efficiency(row) for row in rows])
+        halved(study, f"nodes, whole {what} left out", truth, held, truth < np.log(LOW))
     return study
+
+
+def _gpu_of(row: Grown) -> str:
+    return row.gpu
+
+
+def _job_of(row: Grown) -> str:
+    return row.job
 
 
 def cmdare_study(folder: Path) -> Study:

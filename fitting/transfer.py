@@ -1,4 +1,4 @@
-"""A measured step on another GPU: four constants, effects of GPUs, and how far off it is with whole GPUs left out.
+"""A measured step on another GPU: four constants, and a ridge correction by the GPU's figures.
 
 Measurements: forward and backward of ten image networks on six GPUs at many batches, FP32 (mengwanguc/gpemu);
 ResNet-50 and BERT on Lambda's GPUs, FP32 and mixed precision. Every pair of GPUs with the same network and batch,
@@ -16,17 +16,18 @@ import numpy as np
 import numpy.typing as npt
 
 from fitting.power import per_joule
-from fitting.ridge import Vector
+from fitting.ridge import Matrix, Vector, design, robust, selected
 from fitting.tables import measured, shipped_catalog
 from stallwise.model.compute import Device
 from stallwise.model.compute_llm import forward_pass
-from stallwise.model.compute_transfer import StepWork, effect_name, log_s, own_effect, parts
+from stallwise.model.compute_transfer import StepWork, effect_features, log_s, parts
 from stallwise.record.devices import device_of
 from stallwise.record.table_setups import gpu_of, network_setup
 from stallwise.workload.zoo import ImageNetwork, image_networks
 from stallwise.workload.zoo_shapes import LANGUAGE_MODELS
 
 Indices = npt.NDArray[np.int64]
+Mask = npt.NDArray[np.bool_]
 
 GPUS = {
     "Tesla_K80": "K80",
@@ -43,7 +44,7 @@ NETWORKS = {
 }
 BATCHES = (8, 16, 32, 64, 128)
 JOBS = {"resnet50": "resnet50", "bert_base_squad": "bert_base", "bert_large_squad": "bert_large"}
-_ALONE = 1.0  # set-ups that an effect is held back by
+_SCALE = 0.15  # errors beyond this count less
 _FULL, _HALF = 4.0, 2.0
 _SQUAD = 384  # words of a question and its text
 _KERNELS_OF_A_BLOCK = 15
@@ -160,29 +161,49 @@ def pairs_of(rows: Sequence[Timed]) -> tuple[Indices, Indices]:
     return np.array([i for i, _ in pairs], dtype=int), np.array([j for _, j in pairs], dtype=int)
 
 
-def fit_transfer(rows: Sequence[Timed]) -> dict[str, float]:
-    """The constants with the least mean error over pairs of these rows, and effects of architectures and GPUs."""
-    targets, sources = pairs_of(rows)
+@dataclass(frozen=True)
+class Gridded:
+    """Every choice of constants, and truth over prediction of every row by it (choices by rows)."""
+
+    choices: list[dict[str, float]]
+    off: Matrix
+
+    def of(self, keep: Mask) -> "Gridded":
+        """Some of the rows."""
+        return Gridded(self.choices, self.off[:, keep])
+
+
+def gridded(rows: Sequence[Timed]) -> Gridded:
+    """All of `GRID`."""
     listed = per_joule(shipped_catalog())
-    best: tuple[float, dict[str, float]] = (np.inf, {})
-    for chosen in itertools.product(*GRID.values()):
-        constants = {**listed, **dict(zip(GRID, chosen, strict=True))}
-        off = from_features(rows, constants)
-        error = float(np.minimum(1.0, np.abs(off[targets] - off[sources])).mean())
-        best = min(best, (error, constants), key=lambda found: found[0])
-    return best[1] | _effects(rows, best[1])
+    choices = [{**listed, **dict(zip(GRID, chosen, strict=True))} for chosen in itertools.product(*GRID.values())]
+    return Gridded(choices, np.array([from_features(rows, constants) for constants in choices]))
 
 
-def _effects(rows: Sequence[Timed], constants: dict[str, float]) -> dict[str, float]:
-    """How much slower each architecture, and each GPU, is than physics says: beside others in the same set-ups."""
-    off = from_features(rows, constants)
-    _, where = np.unique([row.same for row in rows], return_inverse=True)
-    off = off - (np.bincount(where, off) / np.bincount(where))[where]
-    found = {}
-    for label in (effect_name, own_effect):
-        names = np.array([label(row.device) for row in rows])
-        for name in sorted(set(names.tolist())):
-            here = names == name
-            networks = len({row.same for row, keep in zip(rows, here, strict=True) if keep})
-            found[name] = float(np.median(off[here]) * networks / (networks + _ALONE))
-    return found
+def fit_transfer(rows: Sequence[Timed], grid: Gridded) -> dict[str, float]:
+    """The constants with the least mean error over pairs of these rows, and effects by figures and names of GPUs."""
+    targets, sources = pairs_of(rows)
+    apart = np.minimum(1.0, np.abs(grid.off[:, targets] - grid.off[:, sources])).mean(axis=1)
+    best = int(np.argmin(apart))
+    return grid.choices[best] | _effects(rows, grid.off[best])
+
+
+def effect_penalty(name: str) -> float:
+    """A set-up has its own level; slopes are freer than those of one kind of units, those than single GPUs."""
+    if name.startswith("same="):
+        return 1e-3
+    kinds = {"slope:": 3.0, "units:": 1.0, "effect:": 3.0, "gpu:": 6.0}
+    return next((value for kind, value in kinds.items() if name.startswith(kind)), 6.0)
+
+
+def _effects(rows: Sequence[Timed], off: Vector) -> dict[str, float]:
+    """How much slower GPUs are than physics says, beside others in the same set-ups."""
+    found = design([{**effect_features(row.device), f"same={row.same}": 1.0} for row in rows], effect_penalty)
+    penalties = selected(found, off, [row.device.name for row in rows], _single, _SCALE)
+    beta = robust(found.values, off, penalties, scale=_SCALE)
+    return {n: b for n, b in zip(found.names, beta.tolist(), strict=True) if not n.startswith("same=")}
+
+
+def _single(name: str) -> bool:
+    """Whether a constant is of one GPU."""
+    return name.startswith("gpu:")

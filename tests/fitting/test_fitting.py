@@ -7,11 +7,16 @@ import numpy as np
 import pytest
 
 from fitting.crossval import left_out, reference_pairs
-from fitting.errors import Errors, coverage, spreads
+from fitting.errors import Errors, by_class, chosen, coverage, spreads
+from fitting.nodes import Grown, learned
+from fitting.power import per_joule
 from fitting.ridge import STRENGTHS, design, folds, robust, selected
 from fitting.studies import STUDIES
 from fitting.tables import measured, shipped_catalog
+from fitting.transfer import GRID, Timed, fit_transfer, gridded, off_by
 from stallwise.hardware.fitted import load_fitted
+from stallwise.model.compute_transfer import StepWork, effect, parts
+from stallwise.record.devices import device_of
 from stallwise.record.table_forecast import forecast_rows
 
 # Median error on rows that were fitted, far above what is seen: a broken unit or column shows, noise does not.
@@ -95,25 +100,52 @@ def test_the_choice_sees_only_rows_it_is_given() -> None:
 
 def test_a_class_with_few_groups_falls_back_on_all() -> None:
     rng = np.random.default_rng(5)
-    groups = tuple(f"g{i // 2 % 20}" for i in range(2000))
-    kinds = ["wide" if i % 2 else "narrow" for i in range(2000)]
-    values = rng.normal(0, 0.1, 2000) * np.where(np.array(kinds) == "wide", 3.0, 1.0)
-    apart = coverage(Errors("", values, groups), kinds, [kind == "narrow" for kind in kinds])
-    together = coverage(Errors("", values, groups), None, [kind == "narrow" for kind in kinds])
+    groups = tuple(f"g{i // 2 % 30}" for i in range(3000))
+    kinds = ["wide" if i % 2 else "narrow" for i in range(3000)]
+    values = rng.normal(0, 0.1, 3000) * np.where(np.array(kinds) == "wide", 3.0, 1.0)
+    apart = coverage(Errors("", values, groups), [kinds], [kind == "narrow" for kind in kinds])
+    together = coverage(Errors("", values, groups), (), [kind == "narrow" for kind in kinds])
     assert 0.77 < apart.covered < 0.83 < together.covered
     assert apart.width < together.width
     rare = ["rare" if g == "g0" else "usual" for g in groups]
-    assert coverage(Errors("", values, groups), rare, [kind == "rare" for kind in rare]).width > apart.width
+    assert coverage(Errors("", values, groups), [rare], [kind == "rare" for kind in rare]).width > apart.width
+
+
+def test_a_split_is_taken_only_where_it_helps() -> None:
+    """Two kinds of rows: one split tells them apart, another is drawn by lot."""
+    rng = np.random.default_rng(6)
+    groups = tuple(f"g{i // 10 % 30}" for i in range(3000))
+    kinds = ["wide" if i % 2 else "narrow" for i in range(3000)]
+    lots = [str(lot) for lot in rng.integers(0, 12, 3000)]
+    values = rng.normal(0, 0.1, 3000) * np.where(np.array(kinds) == "wide", 3.0, 1.0)
+    assert chosen(Errors("", values, groups), [lots, kinds]) == 1
+    assert chosen(Errors("", rng.normal(0, 0.1, 3000), groups), [lots]) is None
+    assert {one.case for one in by_class(Errors("c", values, groups), [lots, kinds])} == {"c|narrow", "c|wide"}
+    assert by_class(Errors("c", rng.normal(0, 0.1, 3000), groups), [lots]) == []
+
+
+def test_the_group_that_is_judged_has_no_say_in_its_split() -> None:
+    """Whatever the last group holds, its own intervals stay as they were."""
+    rng = np.random.default_rng(7)
+    groups = tuple(f"g{i // 10 % 25:02}" for i in range(2500))
+    kinds = ["wide" if i % 2 else "narrow" for i in range(2500)]
+    values = rng.normal(0, 0.1, 2500) * np.where(np.array(kinds) == "wide", 1.05, 1.0)
+    last = np.array(groups) == "g24"
+    widths = {
+        coverage(Errors("", np.where(last, other, values), groups), [kinds], last.tolist()).width
+        for other in (values, values * 50, np.where(np.array(kinds) == "wide", 9.0, 0.0))
+    }
+    assert len(widths) == 1
 
 
 def test_intervals_are_judged_by_other_groups() -> None:
     rng = np.random.default_rng(1)
-    groups = tuple(f"g{i % 20}" for i in range(2000))
-    same = coverage(Errors("", rng.normal(0, 0.1, 2000), groups))
+    groups = tuple(f"g{i % 30}" for i in range(3000))
+    same = coverage(Errors("", rng.normal(0, 0.1, 3000), groups))
     assert 0.77 < same.covered < 0.83
     assert same.groups_above == 1.0
     # A group unlike the others is not covered by them.
-    odd = np.where(np.array(groups) == "g0", 1.0, rng.normal(0, 0.1, 2000))
+    odd = np.where(np.array(groups) == "g0", 1.0, rng.normal(0, 0.1, 3000))
     assert coverage(Errors("", odd, groups)).groups_above < 1.0
 
 
@@ -149,3 +181,41 @@ def test_fitting_again_gives_what_is_shipped(shared_data: Path, name: str) -> No
     for key, (low, high, rows) in shipped.spreads.items():
         assert again.spreads[key][2] == rows
         assert again.spreads[key][:2] == (pytest.approx(low, abs=0.02), pytest.approx(high, abs=0.02)), key
+
+
+def test_many_nodes_find_what_an_update_takes() -> None:
+    """A job that keeps the batch of an update: 100 s of work and 0.2 s whatever the fleet, 1 % lost per doubling."""
+
+    def pair(few: int, many: int, job: str) -> Grown:
+        update_s = {n: 100 / n + 0.2 for n in (few, many)}
+        efficiency = update_s[few] * few / (update_s[many] * many)
+        return Grown(job, "A100", 2, float(np.log2(many / few)), few / many, update_s[few], float(np.log(efficiency)))
+
+    rows = [pair(16, 64, "a"), pair(16, 256, "a"), pair(64, 256, "a")]
+    found = learned(rows)
+    assert found.update_s["a"] == pytest.approx(0.2)
+    assert found.per_doubling == pytest.approx(0.0, abs=1e-9)
+    wanted = pair(32, 512, "never seen")
+    assert found.log_efficiency(wanted) == pytest.approx(wanted.log_efficiency)
+    assert wanted.log_efficiency < np.log(0.6)
+
+
+def test_a_fit_of_steps_finds_a_gpu_that_is_slower_than_its_figures() -> None:
+    """Made steps by physics, one GPU a fifth slower: its effect is found, and a GPU left out is as physics says."""
+    catalog = shipped_catalog()
+    names = ("A10", "L4", "A100-40GB-SXM", "H100-SXM", "RTX4090", "T4", "V100-SXM2", "RTX3090")
+    constants = {**per_joule(catalog), **{name: values[0] for name, values in GRID.items()}}
+    rows = []
+    for name in names:
+        device = device_of(catalog.gpus[name], "amp")
+        for batch in (8, 64, 256):
+            for k, flop in enumerate((4e9, 3e10)):
+                work = StepWork(flop=batch * flop, activation_bytes=batch * 5e7, parameters=3e7, kernels=400)
+                log_s = np.log(parts(work, device, constants).whole_s) + (0.2 if name == "A10" else 0.0)
+                rows.append(Timed(device, str(k), f"{k}|{batch}", work, float(log_s)))
+    found = fit_transfer(rows, gridded(rows))
+    a10, others = (effect(device_of(catalog.gpus[n], "amp"), found) for n in ("A10", "RTX3090"))
+    assert 0.1 < a10 - others < 0.25
+    keep = np.array([row.device.name != "L4" for row in rows])
+    left = fit_transfer([row for row, k in zip(rows, keep, strict=True) if k], gridded(rows).of(keep))
+    assert np.abs(off_by([row for row in rows if row.device.name == "L4"], left)).max() < 0.15

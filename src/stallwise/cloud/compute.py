@@ -1,6 +1,6 @@
 """Compute of a step on any GPU at any batch: `compute_transfer` in columns.
 
-    seconds(GPU, b) = measured · t(GPU, b) / t(source, 1),   t = max(arithmetic · b + memory(b), starts · passes)
+    seconds(GPU, b) = measured · t(GPU, b) / t(source, 1),   t = arithmetic · b + memory(b) + starts · passes
 
 Arithmetic and activations grow with the batch, the traffic of the parameters does not, and no step is shorter than
 starting its kernels takes: on small batches a GPU does not become faster for ever.
@@ -18,6 +18,7 @@ from stallwise.model.compute import Device
 from stallwise.model.compute_transfer import StepParts, effect, parts, reach
 from stallwise.model.conformal import Spread, choose
 from stallwise.model.steps import Columns
+from stallwise.record.against import Against
 from stallwise.record.devices import device_of
 
 _BEST = 0.95  # of the peak; nothing in the measurements attains more
@@ -42,7 +43,7 @@ class GpuTime:
     def seconds(self, batch: Columns, passes: Columns) -> Columns:
         """At `batch` times the measured batch, in `passes` times the passes."""
         busy = (self.arithmetic_s + self.activations_s) * batch + self.parameters_s
-        return np.maximum(self.factor * np.maximum(busy, self.starts_s * passes), self.least_s * batch)
+        return np.maximum(self.factor * (busy + self.starts_s * passes), self.least_s * batch)
 
 
 def precision_on(subject: Subject, gpu: Gpu) -> str:
@@ -53,8 +54,12 @@ def precision_on(subject: Subject, gpu: Gpu) -> str:
     return "fp16" if chosen == "bf16" and gpu.bf16_flop_per_s is None else chosen
 
 
-def gpu_time(subject: Subject, gpu: Gpu) -> GpuTime:
-    """The job's compute on `gpu`; an `InputError` where the catalog lists no rates for it."""
+def gpu_time(subject: Subject, gpu: Gpu, known: Against | None = None) -> GpuTime:
+    """The job's compute on `gpu`; an `InputError` where the catalog lists no rates for it.
+
+    Where standard networks were measured on both machines (`known`), compute at the measured batch takes as many times
+    as long as they do. Bounds stay those of the transfer, and are never narrower than the networks lie apart.
+    """
     constants = load_fitted("transfer").constants
     device = _device(subject, gpu)
     here = parts(subject.work, device, constants)
@@ -63,6 +68,10 @@ def gpu_time(subject: Subject, gpu: Gpu) -> GpuTime:
     same = subject.source is not None and subject.source.name == gpu.name
     own = subject.job.compute_factors or (1.0, 1.0)
     spread = Spread(0.0, 0.0) if same else subject.spread or _spread(subject, device)
+    if known is not None and known.compute is not None and subject.source is not None:
+        scale = known.compute * subject.measured_compute_s / here.whole_s
+        low, high = math.log(known.compute_low), math.log(known.compute_high)
+        spread = Spread(min(spread.low, low), max(spread.high, high))
     return GpuTime(
         arithmetic_s=here.arithmetic_s,
         activations_s=here.memory_s - bare.memory_s,

@@ -13,9 +13,12 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 
 from stallwise.model.compute import Device, bounded_step_s, matrix_rate
+from stallwise.model.compute_linear import Features, correction, crossed, one
 
 _BEST = 0.95  # of the peak; nothing in the measurements attains more
 _LIKE_YEARS = 4
+# The figures of a V100, from which logarithms are taken.
+_MATRIX, _VECTOR, _BYTES, _MEMORY, _TDP = 1.25e14, 1.57e13, 9e11, 16e9, 300.0
 _PASSES_OVER_ACTIVATIONS = 3.0  # written, read for backward, gradients written and read
 
 
@@ -42,8 +45,8 @@ class StepParts:
 
     @property
     def whole_s(self) -> float:
-        """What the GPU is busy for, or the host where starting kernels takes longer."""
-        return max(self.arithmetic_s + self.memory_s, self.start_s)
+        """The sum: every kernel takes what it takes to start and end, and its work."""
+        return self.arithmetic_s + self.memory_s + self.start_s
 
 
 def parts(work: StepWork, device: Device, constants: Mapping[str, float]) -> StepParts:
@@ -82,19 +85,27 @@ def log_s(work: StepWork, device: Device, constants: Mapping[str, float]) -> flo
 
 
 def effect(device: Device, constants: Mapping[str, float]) -> float:
-    """How much slower (a logarithm) the GPU, or else its architecture, was found to be than physics says."""
-    return constants.get(own_effect(device), constants.get(effect_name(device), 0.0))
+    """How much slower (a logarithm) the GPU was found to be than physics says: by its figures, generation and name.
+
+    What was never seen has no constant, so that a new GPU has the effect of its figures and its generation alone.
+    """
+    return correction(constants, effect_features(device))
 
 
-def effect_name(device: Device) -> str:
-    """The constant of an architecture, of its matrix units apart from its vector units."""
-    return f"effect:{_units(device)}:{device.architecture}"
-
-
-def own_effect(device: Device) -> str:
-    """The constant of a single GPU, likewise."""
-    return f"gpu:{_units(device)}:{device.name}"
-
-
-def _units(device: Device) -> str:
-    return "matrix" if device.has_matrix_units else "vector"
+def effect_features(device: Device) -> Features:
+    """What the effect is made of, matrix units apart from vector units; figures as logarithms over those of a V100."""
+    units = "matrix" if device.has_matrix_units else "vector"
+    peak = device.matrix_flop_per_s / (_MATRIX if device.has_matrix_units else _VECTOR)
+    values = {
+        "slope:peak": math.log(peak),
+        "slope:bytes": math.log(device.memory_bytes_per_s / _BYTES),
+        "slope:tdp": math.log(device.tdp_w / _TDP),
+        "slope:memory": math.log(device.memory_bytes / _MEMORY),
+        "slope:consumer": float(device.consumer),
+        "slope:laptop": float(device.laptop),
+    }
+    return {
+        **values,
+        **crossed((units,), values),
+        **one(f"effect:{units}:{device.architecture}", f"gpu:{units}:{device.name}", f"units:{units}"),
+    }

@@ -16,6 +16,10 @@ _LARGE_DIES = ("8.0", "10.0")  # of Ampere and Blackwell
 # Before their fourth generation AMD's matrix units take FP32 at twice the vector rate.
 _MATRIX_FP32 = {"CDNA": 2.0, "CDNA 2": 2.0}
 
+# Kepler has 192 lanes to a multiprocessor, of which its schedulers feed 128 unless a warp has two instructions that do
+# not wait for each other (NVIDIA's Kepler tuning guide); products seldom have.
+_FED = {"Kepler": 2 / 3}
+
 # Words that vendors, drivers and shops add.
 _NOISE = re.compile(
     r"\b(NVIDIA|AMD|INSTINCT|RADEON|TESLA|GEFORCE|GPU|GENERATION|BLACKWELL|SERVER|EDITION|CORPORATION|TENSOR|CORE)\b|"
@@ -60,11 +64,12 @@ def device_of(gpu: Gpu, precision: str) -> Device:
         raise InputError(
             f"The catalog lists no FP32 rate or no memory bandwidth for {gpu.name}. Add them to your own gpus.csv."
         )
+    fp32 = gpu.fp32_flop_per_s * _FED.get(gpu.architecture or "", 1.0)
     return Device(
         name=gpu.name,
         architecture=architecture_of(gpu),
-        matrix_flop_per_s=_matrix_flop_per_s(gpu, precision, gpu.fp32_flop_per_s),
-        vector_flop_per_s=gpu.fp32_flop_per_s,
+        matrix_flop_per_s=_matrix_flop_per_s(gpu, precision, fp32),
+        vector_flop_per_s=fp32,
         memory_bytes_per_s=gpu.memory_bytes_per_s,
         memory_bytes=gpu.memory_bytes,
         tdp_w=gpu.tdp_w or 250.0,

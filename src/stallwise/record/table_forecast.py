@@ -27,6 +27,8 @@ from stallwise.model.conformal import Spread
 from stallwise.record.table_rows import Format, TableRow, read_table
 from stallwise.record.table_setups import (
     cluster_job_setup,
+    counted,
+    fleet_of,
     gpu_of,
     image_setup,
     llm_setup,
@@ -36,6 +38,9 @@ from stallwise.record.table_setups import (
 from stallwise.workload.zoo_shapes import TOTALS
 
 _MS = 1000.0
+_SEVERAL = ("network", "gavel")
+"""Kinds of tables with a number of GPUs."""
+_CLEARLY = math.log(1.5)
 _FAR = math.log(3.0)  # a reference this far from the model is in another unit, or wrong
 
 
@@ -86,6 +91,7 @@ Model = Callable[[TableRow, Gpu, Fitted, float | None], Direct]
 
 
 def _forecast(row: TableRow, catalog: Catalog, fitted: Fitted, model: Model, kind: str) -> Forecast:
+    row = counted(row, catalog, takes_several=kind in _SEVERAL)
     gpu = gpu_of(row, catalog)
     reference = row.number_of("ref_throughput") if row.text("ref_gpu") else None
     if reference is None:
@@ -114,10 +120,18 @@ def _from_reference(
     row: TableRow, catalog: Catalog, gpu: Gpu, fitted: Fitted, model: Model, kind: str, reference: float
 ) -> tuple[float, tuple[str, ...]]:
     """The logarithm of the value, and the cases it may be in."""
-    ref_gpu = gpu_of(row, catalog, "ref_gpu")
-    there = model(_as_reference(row, gpu, ref_gpu), ref_gpu, fitted, None)
+    ref_gpu, count = fleet_of(row, catalog, "ref_gpu")
+    theirs = [model(_of(row, gpus), ref_gpu, fitted, None) for gpus in _gpus_meant(row, gpu, ref_gpu, count, kind)]
+    off = [abs(_measured(row, kind, reference, found.log_value) - found.log_value) for found in theirs]
+    # A job nobody measured has a unit of its own.
+    there = theirs[0] if "alone" in theirs[0].cases or off[0] < off[-1] + _CLEARLY else theirs[-1]
     measured = _measured(row, kind, reference, there.log_value)
-    one_of_several = gpu.name == ref_gpu.name and row.count("n_gpus", 1) > 1
+    if "alone" not in there.cases and abs(measured - there.log_value) > 4 * _FAR:
+        raise row.error(
+            f"ref_throughput {reference:g} is {math.exp(abs(measured - there.log_value)):.0f} times off "
+            "what its GPU could do. Check its unit."
+        )
+    one_of_several = gpu.name == ref_gpu.name and count in (None, 1) and row.count("n_gpus", 1) > 1
     direct = model(row, gpu, fitted, measured if one_of_several else None)
     pull = _pull(gpu, ref_gpu, there, fitted)
     suffix = "one" if one_of_several else "ref"
@@ -133,11 +147,20 @@ def _pull(gpu: Gpu, ref_gpu: Gpu, there: Direct, fitted: Fitted) -> float:
     return fitted.constants.get(f"ref_weight:{case}", fitted.constants["ref_weight:"])
 
 
-def _as_reference(row: TableRow, gpu: Gpu, ref_gpu: Gpu) -> TableRow:
-    """The reference is the same set-up on another GPU; on the same GPU it is one GPU of several."""
-    if gpu.name == ref_gpu.name and row.text("n_gpus"):
-        return TableRow({**row.cells, "n_gpus": "1"}, row.number)
-    return row
+def _gpus_meant(row: TableRow, gpu: Gpu, ref_gpu: Gpu, said: int | None, kind: str) -> tuple[int, ...]:
+    """How many GPUs a reference may be of: as its name says, or one of the row's own kind, or as many or one of others.
+
+    Where both are possible it is of as many, unless one is clearly nearer to the model.
+    """
+    gpus = row.count("n_gpus", 1) if kind in _SEVERAL else 1
+    if said is not None:
+        return (said,)
+    return (1,) if gpu.name == ref_gpu.name else (gpus, 1) if gpus > 1 else (gpus,)
+
+
+def _of(row: TableRow, gpus: int) -> TableRow:
+    """The same on so many GPUs."""
+    return TableRow({**row.cells, "n_gpus": str(gpus)}, row.number) if row.text("n_gpus") else row
 
 
 def _measured(row: TableRow, kind: str, reference: float, model_log: float) -> float:
@@ -147,11 +170,6 @@ def _measured(row: TableRow, kind: str, reference: float, model_log: float) -> f
     the model is taken.
     """
     if kind != "llm":
-        if abs(math.log(reference) - model_log) > 4 * _FAR:
-            raise row.error(
-                f"ref_throughput {reference:g} is {math.exp(abs(math.log(reference) - model_log)):.0f} times off "
-                "what its GPU could do. Check its unit."
-            )
         return math.log(reference)
     batch, tokens = row.required("batch"), row.required("batch") * row.required("seqlen")
     readings = (reference, _MS * batch / reference, _MS / reference, _MS * tokens / reference)

@@ -81,6 +81,10 @@ _RANGES: Mapping[str, tuple[float, float, str]] = {
 }
 
 
+# What data frames write where they have nothing.
+_BLANK = frozenset(("nan", "na", "n/a", "<na>", "none", "null"))
+
+
 @dataclass(frozen=True, slots=True)
 class TableRow:
     """One row. `number` counts data rows from 1, as people do below a header."""
@@ -93,8 +97,9 @@ class TableRow:
         return InputError(f"Row {self.number}: {message}")
 
     def text(self, column: str, default: str = "") -> str:
-        """The cell without surrounding blanks."""
-        return (self.cells.get(column) or "").strip() or default
+        """The cell without surrounding blanks; what stands for nothing (`nan`, `None` …) is blank."""
+        found = (self.cells.get(column) or "").strip()
+        return default if not found or found.lower() in _BLANK else found
 
     def name(self, column: str) -> str:
         """A cell that must not be blank."""
@@ -153,7 +158,10 @@ def read_table(path: Path) -> tuple[Format, list[str], list[TableRow]]:
         raise InputError(f"{path} is not a text file. Give a CSV file in UTF-8.") from None
     except OSError as error:
         raise InputError(f"{path} cannot be read ({error.strerror}). Check the path.") from None
-    lines = list(csv.reader(io.StringIO(text, newline="")))
+    try:
+        lines = list(csv.reader(io.StringIO(text, newline="")))
+    except csv.Error as error:
+        raise InputError(f"{path} is no CSV file ({error}). Check its quotes.") from None
     header = [column.strip() for column in lines[0]] if lines else []
     if not any(header):
         raise InputError(f"{path} is empty. Its first line must name the columns.")

@@ -3,6 +3,7 @@
 import re
 from collections.abc import Iterable
 from dataclasses import replace
+from functools import lru_cache
 
 from stallwise.errors import InputError, UnknownNameError, nearest_names
 from stallwise.hardware.catalog import Catalog
@@ -32,17 +33,54 @@ def _plain(name: str) -> str:
     return re.sub(r"[^a-z0-9]", "", name.lower())
 
 
+# `8x A100 SXM4 80GB`, `8 × H100`, `RTX 3090 x2`.
+_COUNTED = re.compile(r"(\d{1,5})\s*[x×*]\s*(\D.*)|(.+?)\s*[x×*]\s*(\d{1,5})", re.I)
+
+
 def gpu_of(row: TableRow, catalog: Catalog, column: str = "gpu") -> Gpu:
     """The GPU a row names, in any of its spellings."""
+    return fleet_of(row, catalog, column)[0]
+
+
+def fleet_of(row: TableRow, catalog: Catalog, column: str = "gpu") -> tuple[Gpu, int | None]:
+    """The GPU, and how many of it a name such as `8x A100` speaks of; None where it does not say."""
     name = row.name(column)
+    found = _gpu(name, catalog)
+    if found is not None:
+        return found, None
+    counted = _COUNTED.fullmatch(name)
+    one = _gpu(counted[2] or counted[3], catalog) if counted else None
+    if one is not None and counted is not None:
+        return one, int(counted[1] or counted[4])
+    try:
+        return catalog.gpu(name), None
+    except UnknownNameError as error:
+        hint = "" if "Did you mean" in str(error) else " `stallwise catalog gpus` lists them; add your own there."
+        raise row.error(f"{error}{hint}") from None
+
+
+@lru_cache(maxsize=4096)  # looking for a name nobody knows takes milliseconds; tables repeat theirs
+def _gpu(name: str, catalog: Catalog) -> Gpu | None:
     try:
         return catalog.gpu(name)
-    except UnknownNameError as error:
-        found = catalog.gpu_of_driver_name(name) or find_gpu(name, catalog)
-        if found is None:
-            hint = "" if "Did you mean" in str(error) else " `stallwise catalog gpus` lists them; add your own there."
-            raise row.error(f"{error}{hint}") from None
-        return found
+    except UnknownNameError:
+        return catalog.gpu_of_driver_name(name) or find_gpu(name, catalog)
+
+
+def counted(row: TableRow, catalog: Catalog, *, takes_several: bool) -> TableRow:
+    """The row with the number of GPUs that its name speaks of in `n_gpus`, where it belongs."""
+    _, count = fleet_of(row, catalog)
+    if count is None:
+        return row
+    if not takes_several:
+        said = "Name one GPU; several are said by `option` (dp4)." if "seqlen" in row.cells else "Name one GPU."
+        if count == 1 or count == parallel(row.text("option").lower())[1]:
+            return row
+        raise row.error(f"column gpu speaks of {count} GPUs, which this kind of table does not have. {said}")
+    given = row.count("n_gpus", count)
+    if given != count:
+        raise row.error(f"column gpu speaks of {count} GPUs, column n_gpus of {given}. Keep one of the two.")
+    return TableRow({**row.cells, "n_gpus": str(count)}, row.number)
 
 
 def image_setup(row: TableRow, gpu: Gpu, *, training: bool) -> ImageSetup:
