@@ -9,9 +9,10 @@ import sys
 import time
 from pathlib import Path
 
+import msgspec
 import pytest
 
-from stallwise.record.study import SAMPLES_NAME, Settings, read_samples, study_of
+from stallwise.record.study import SAMPLES_NAME, SETTINGS_NAME, Settings, read_samples, study_of
 from stallwise.record.study_samples import Measured
 from stallwise.report.study_html import page
 from tests.conftest import Cli, lacks
@@ -83,6 +84,7 @@ def test_what_cannot_be_studied_is_said(ask: Cli, tmp_path: Path) -> None:
         (("--rates", "fast"), "fast"),
         (("--processes", "1"), "at least 2 processes"),
         (("--processes", "two"), "whole numbers"),
+        (("--networks", "resnet18,vgg11,alexnet"), "at least 4 networks"),
         (("--scale", "0"), "--scale takes a whole number"),
         (("--networks", ","), "names nothing"),
         (("--show",), "holds no study"),
@@ -113,3 +115,22 @@ def test_the_page_is_whole_and_has_a_picture() -> None:
     assert _Reader(made)
     assert made.count("<circle") >= len(names), "a point for each network"
     assert "<script" not in made
+
+
+def test_an_unfinished_study_shows_what_is_there(ask: Cli, tmp_path: Path) -> None:
+    settings = Settings(networks=tuple(NETWORKS.split(",")), rates=("1gbit", "2gbit"))
+    (tmp_path / "s").mkdir()
+    (tmp_path / "s" / SETTINGS_NAME).write_bytes(msgspec.json.encode(settings))
+    assert "0 of 14 measurements" in ask("study", "-o", "s", "--show").stdout
+    lines = [msgspec.json.encode(_made(name, number)) + b"\n" for number, name in enumerate(settings.networks)]
+    for count, seen in ((3, "3 of 14"), (5, "5 of 14")):
+        (tmp_path / "s" / SAMPLES_NAME).write_bytes(b"".join(lines[:count]) + lines[count][:40])
+        shown = ask("study", "-o", "s", "--show", "--html", "page.html").stdout
+        assert f"{seen} measurements" in shown
+        assert "1gbit, 2 processes" in shown
+        assert ("what a tensor, a layer" in shown) == (count > 3)
+        found = json.loads(ask("study", "-o", "s", "--show", "--json").stdout)["links"]
+        assert (found[0]["coefficients"] is None, found[1]["coefficients"]) == (count < 4, None)
+        assert f"{seen} measurements" in (tmp_path / "page.html").read_text()
+    (tmp_path / "s" / SAMPLES_NAME).write_bytes(b'{"rate": 1}\n')
+    assert "holds no study" in ask("study", "-o", "s", "--show", code=2).stderr

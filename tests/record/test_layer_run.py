@@ -116,5 +116,5 @@ def test_a_run_without_layers_says_so(tmp_path: Path) -> None:
     content = document(0, world_size=1)
     content["traceEvents"] = [e for e in content["traceEvents"] if "Backward" not in e["name"]]
     write_run([read_kineto(write_trace(tmp_path / "t.json", content))], tmp_path / "run")
-    with pytest.raises(InputError, match="says nothing about layers"):
+    with pytest.raises(InputError, match="no backward pass is in the trace"):
         layers_of(Run.open(tmp_path / "run"))

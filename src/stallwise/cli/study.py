@@ -27,7 +27,13 @@ def study(
         int, typer.Option("--scale", help="One in so many elements of each gradient, and buckets as much smaller.")
     ] = 8,
     batch: Annotated[int, typer.Option("--batch", help="Images a step computes for, on a GPU of 10 TFLOP/s.")] = 16,
-    rounds: Annotated[int, typer.Option("--rounds", help="Turns of steps with and without exchange.")] = 3,
+    rounds: Annotated[
+        int,
+        typer.Option(
+            "--rounds",
+            help="Turns of steps with and without exchange; up to five times as many where stalls are small.",
+        ),
+    ] = 3,
     steps: Annotated[int, typer.Option("--steps", help="Steps of a turn that count.")] = 2,
     quick: Annotated[bool, typer.Option("--quick", help="Eight networks, one turn: to see that it works.")] = False,
     show: Annotated[bool, typer.Option("--show", help="Measure nothing; show what the folder holds.")] = False,

@@ -32,7 +32,8 @@ import numpy.typing as npt
 from stallwise.errors import InputError
 
 _TURNS = 30
-_FEWEST = 4
+FEWEST = 4
+"""Networks with a stall that a fit needs."""
 Rows = npt.NDArray[np.float64]
 
 
@@ -124,9 +125,9 @@ def fit_macro(seen: Sequence[Seen]) -> MacroFit:
     Turns can end in a poor fit, so they begin several times: with the first bucket, the last, and each network's guess.
     """
     usable = [one for one in seen if one.stall_s > 0]
-    if len(usable) < _FEWEST:
+    if len(usable) < FEWEST:
         raise InputError(
-            f"{len(usable)} networks with a stall are too few to fit it to their features. Measure at least {_FEWEST}."
+            f"{len(usable)} networks with a stall are too few to fit it to their features. Measure at least {FEWEST}."
         )
     begins = [[0] * len(usable), [len(one.features.bucket_bytes) - 1 for one in usable]]
     begins += [[guess.binding(one.features) for one in usable] for guess in map(_guess, usable)]
@@ -193,7 +194,7 @@ def held_out(seen: Sequence[Seen]) -> tuple[HeldOut, ...]:
     usable = [one for one in seen if one.stall_s > 0]
     for family in dict.fromkeys(one.family for one in usable):
         others = [one for one in usable if one.family != family]
-        if len(others) < _FEWEST:
+        if len(others) < FEWEST:
             continue
         fit = fit_macro(others)
         found += [HeldOut(seen=one, predicted_s=fit.stall_s(one.features)) for one in usable if one.family == family]

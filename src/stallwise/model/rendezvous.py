@@ -12,7 +12,8 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
 Key = tuple[int, str, int]
-"""Step, name and how many of that name came before it in the step: the same on all ranks."""
+"""Step, name (with its process group, where known) and how many of that name came before it in the step: the same on
+all ranks of the group."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -80,19 +81,28 @@ def shared(ranks: Mapping[int, Mapping[Key, Visit]]) -> dict[int, dict[Key, Visi
 def aligned(ranks: Mapping[int, Mapping[Key, Visit]]) -> tuple[Shift, ...]:
     """How far each rank's clock has to be moved to lie on that of the lowest rank.
 
-    Ranks that share no collective with it keep their clock, with `collectives` 0 to say so.
+    Where ranks meet in several process groups, a rank may share no collective with the lowest one: it is put on the
+    clock of those that do. Next comes always the rank that shares most with those aligned already; against each
+    collective stands the lowest of them. Ranks that share nothing keep their clock, with `collectives` 0 to say so.
     """
     home = min(ranks)
-    shifts = [Shift(rank=home, shift_ns=0, spread_ns=None, collectives=0)]
-    for rank in sorted(set(ranks) - {home}):
-        apart = [ranks[home][key].end_ns - visit.end_ns for key, visit in ranks[rank].items() if key in ranks[home]]
-        if not apart:
-            shifts.append(Shift(rank=rank, shift_ns=0, spread_ns=None, collectives=0))
-            continue
-        shift = round(statistics.median(apart))
-        spread = round(statistics.median(abs(value - shift) for value in apart))
-        shifts.append(Shift(rank=rank, shift_ns=shift, spread_ns=spread, collectives=len(apart)))
-    return tuple(shifts)
+    ends = {key: visit.end_ns for key, visit in ranks[home].items()}
+    shifts = {home: Shift(rank=home, shift_ns=0, spread_ns=None, collectives=0)}
+    while left := sorted(set(ranks) - set(shifts)):
+        rank = max(left, key=lambda rank: (len(ranks[rank].keys() & ends.keys()), -rank))
+        shifts[rank] = _shift(rank, [ends[key] - visit.end_ns for key, visit in ranks[rank].items() if key in ends])
+        if shifts[rank].collectives:
+            for key, visit in ranks[rank].items():
+                ends.setdefault(key, visit.end_ns + shifts[rank].shift_ns)
+    return tuple(shifts[rank] for rank in sorted(shifts))
+
+
+def _shift(rank: int, apart: Sequence[int]) -> Shift:
+    if not apart:
+        return Shift(rank=rank, shift_ns=0, spread_ns=None, collectives=0)
+    shift = round(statistics.median(apart))
+    spread = round(statistics.median(abs(value - shift) for value in apart))
+    return Shift(rank=rank, shift_ns=shift, spread_ns=spread, collectives=len(apart))
 
 
 def meetings(ranks: Mapping[int, Mapping[Key, Visit]], shifts: Sequence[Shift]) -> tuple[Meeting, ...]:

@@ -14,6 +14,7 @@ from stallwise.model.step import Factors
 from stallwise.model.whatif import Job
 from stallwise.record.profile import Profile, profile_of
 from stallwise.record.split import DataPath, measure
+from stallwise.record.trace_model import NOTHING
 from stallwise.run.manifest import Manifest, ModelRecord
 from stallwise.run.reader import Run
 from stallwise.workload.layers import Layer, LayerTrace
@@ -34,6 +35,9 @@ def job_of(run: Run) -> Job:
     model = run.manifest.model
     gradients = run.table("gradients")
     if model is None or not gradients.height:
+        why = next((note for note in run.manifest.notes if note.startswith(NOTHING)), None)
+        if why is not None:
+            raise InputError(f"Nothing can be predicted from the run at {run.path}: {why.removeprefix(NOTHING)}")
         raise InputError(
             f"The run at {run.path} says nothing about layers and gradients, which predictions are made from. "
             + _remedy(run.manifest)
@@ -67,7 +71,7 @@ def job_of(run: Run) -> Job:
 
 def _remedy(manifest: Manifest) -> str:
     if manifest.job.launcher == "trace":
-        return "Record the trace again with a whole step in it, backward pass included, and with record_shapes=True."
+        return "Import its trace again."
     return "Profile the job again without --light, long enough for one round of all phases."
 
 

@@ -106,6 +106,7 @@ def run_profile(
         launch.folder,
         script=launch.script,
         arguments=launch.arguments,
+        module=launch.module,
         launcher="torchrun" if launch.torchrun else "python",
         world=launch.world,
         run_id=launch.run_id,
@@ -165,12 +166,13 @@ def begin_record(
     script: str,
     arguments: Sequence[str],
     launcher: str | None,
+    module: bool = False,
     world: WorldRecord | None = None,
     run_id: str | None = None,
     exist_ok: bool = False,
 ) -> None:
     """Create the run. With `exist_ok`, another node may have created it first in a shared folder."""
-    job = JobRecord(script=script, arguments=tuple(redact(list(arguments))), launcher=launcher)
+    job = JobRecord(script=script, arguments=tuple(redact(list(arguments))), launcher=launcher, module=module)
     try:
         start_run(folder, new_manifest(job, world=world, run_id=run_id))
     except RunError:

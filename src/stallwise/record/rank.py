@@ -257,11 +257,13 @@ def _own_settings(arguments: Sequence[str]) -> Settings:
     script, rest = (arguments[1], arguments[2:]) if module else (arguments[0], arguments[1:])
     here, name = place(), _job_name(place())
     folder = Path(os.environ.get("STALLWISE_RUN") or f"stallwise-runs/{Path(script).stem}-{name}")
-    begin_own_record(folder, here, name, script, rest)
+    begin_own_record(folder, here, name, script, rest, module=module)
     return Settings(folder=str(folder))
 
 
-def begin_own_record(folder: Path, here: Place, name: str, script: str, arguments: Sequence[str]) -> None:
+def begin_own_record(
+    folder: Path, here: Place, name: str, script: str, arguments: Sequence[str], *, module: bool = False
+) -> None:
     """Create the run of a job that we did not launch; of several ranks the first does, and the others find it."""
     from stallwise.record.launch import begin_record
     from stallwise.run.manifest import WorldRecord
@@ -271,6 +273,7 @@ def begin_own_record(folder: Path, here: Place, name: str, script: str, argument
         script=script,
         arguments=tuple(arguments),
         launcher=None,
+        module=module,
         world=WorldRecord(world_size=here.size, nnodes=here.nodes),
         run_id=name if here.size > 1 else None,
         exist_ok=here.size > 1,

@@ -21,7 +21,7 @@ from types import FrameType
 import msgspec
 
 from stallwise.errors import InputError, MissingFeatureError
-from stallwise.model.macro import Features, HeldOut, MacroFit, Seen, evenly, fit_macro, held_out
+from stallwise.model.macro import FEWEST, Features, HeldOut, MacroFit, Seen, evenly, fit_macro, held_out
 from stallwise.record.processes import descendants, end_all
 from stallwise.record.study_hosts import StudyHost, require_shaping, shape, study_hosts
 from stallwise.record.study_samples import Measured
@@ -86,7 +86,8 @@ class LinkStudy:
     processes: int
     seen: tuple[Seen, ...]
     spreads_s: tuple[float, ...]
-    fit: MacroFit
+    fit: MacroFit | None
+    """None as long as too few networks are measured."""
     held_out: tuple[HeldOut, ...]
     by_counts: tuple[HeldOut, ...]
     """The same from counts alone: tensors, layers, bytes and the number of buckets, not where in backward they are."""
@@ -135,9 +136,10 @@ def read_study(folder: Path) -> Study:
     path = folder / SETTINGS_NAME
     try:
         settings = msgspec.json.decode(path.read_bytes(), type=Settings)
+        samples = read_samples(folder)
     except (OSError, msgspec.DecodeError, msgspec.ValidationError):
         raise InputError(f"{folder} holds no study. Run one: stallwise study -o {folder}.") from None
-    return study_of(settings, read_samples(folder))
+    return study_of(settings, samples)
 
 
 def read_samples(folder: Path) -> tuple[Measured, ...]:
@@ -156,7 +158,7 @@ def _link_study(rate: str, processes: int, samples: Sequence[Measured], settings
         processes=processes,
         seen=seen,
         spreads_s=tuple(sample.spread_s for sample in mine.values()),
-        fit=fit_macro(seen),
+        fit=fit_macro(seen) if sum(one.stall_s > 0 for one in seen) >= FEWEST else None,
         held_out=held_out(seen),
         by_counts=held_out(evenly(seen)),
     )
@@ -199,6 +201,11 @@ def _ready(sample: Measured, settings: Settings) -> tuple[float, ...]:
 
 
 def _check(settings: Settings) -> None:
+    if len(settings.networks) < FEWEST:
+        raise InputError(
+            f"A stall is fitted to at least {FEWEST} networks, and --networks names {len(settings.networks)}. Name "
+            "more, of several families, so that one can be held out."
+        )
     if importlib.util.find_spec("torch") is None:
         raise MissingFeatureError("A study needs PyTorch, which is not installed here: pip install 'stallwise[torch]'")
     if any(rate != AS_IS for rate in settings.rates):

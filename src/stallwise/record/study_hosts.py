@@ -48,7 +48,7 @@ def study_hosts(count: int) -> Iterator[tuple[StudyHost, ...]]:
     require_shaping()
     tag = f"ss{os.getpid() % 100000}"
     switch = f"{tag}-switch"
-    hosts = tuple(StudyHost(f"{tag}-{n}", f"{tag}h{n}", f"10.98.0.{n + 1}") for n in range(count))
+    hosts = tuple(StudyHost(f"{tag}-{n}", f"{tag}h{n}", f"10.99.0.{n + 1}") for n in range(count))
     try:
         _run("ip", "netns", "add", switch)
         _run("ip", "-n", switch, "link", "add", "bridge", "type", "bridge")
@@ -61,25 +61,13 @@ def study_hosts(count: int) -> Iterator[tuple[StudyHost, ...]]:
             subprocess.run(["ip", "netns", "del", name], capture_output=True, check=False)
 
 
-def _burst_bytes(bytes_per_s: float) -> float:
-    """What a link of that rate sends at once after a rest."""
-    return max(_LEAST_BURST_BYTES, bytes_per_s * _BURST_S)
-
-
-def shape(hosts: Sequence[StudyHost], bytes_per_s: float) -> None:
-    """Limit what each host sends."""
+def shape(hosts: Sequence[StudyHost], bytes_per_s: float, burst_bytes: float | None = None) -> None:
+    """Limit what each host sends; after a rest it sends `burst_bytes` at once."""
+    burst = burst_bytes or max(_LEAST_BURST_BYTES, bytes_per_s * _BURST_S)
     for host in hosts:
         _run(
             *("ip", "netns", "exec", host.name, "tc", "qdisc", "replace", "dev", host.interface, "root"),
-            *(
-                "tbf",
-                "rate",
-                f"{bytes_per_s * BITS_PER_BYTE:.0f}bit",
-                "burst",
-                f"{_burst_bytes(bytes_per_s):.0f}",
-                "latency",
-                "50ms",
-            ),
+            *("tbf", "rate", f"{bytes_per_s * BITS_PER_BYTE:.0f}bit", "burst", f"{burst:.0f}", "latency", "50ms"),
         )
 
 

@@ -2,8 +2,8 @@
 
 Of every network a rank runs rounds of two blocks: steps of the bare module, and steps of the same module in DDP with
 torch's buckets scaled as the gradients are. Ranks meet before each block; the first step of a block is not counted. A
-block's time is the mean of its steps, a network's the median over rounds, of the slowest rank. Rank 0 appends one line
-per network to the samples file.
+block's time is the mean of its steps, a network's the median over rounds, of the slowest rank. A network whose stall is
+small against its noise gets more rounds. Rank 0 appends one line per network to the samples file.
 """
 
 import argparse
@@ -34,6 +34,9 @@ from stallwise.workload.families import network
 _JOIN_S = 120.0
 _BLOCK_S = 0.4
 _MOST_STEPS = 25
+# Rounds go on until the stall is known within this part of it, or there are so many times the least number.
+_KNOWN = 0.02
+_MORE_ROUNDS = 5
 
 
 def main(arguments: Sequence[str]) -> int:
@@ -79,8 +82,10 @@ def _measure(name: str, options: Any) -> None:
     for _ in range(2):  # torch learns the order of gradients, then builds its buckets
         _step(shared)
     steps = _steps(_slowest(_block(shared, 1)[0]), options.steps)
-    alone, backward, exchanged = [], [], []
-    for _ in range(options.rounds):
+    alone: list[float] = []
+    backward: list[float] = []
+    exchanged: list[float] = []
+    while not _enough([w - a for w, a in zip(exchanged, alone, strict=True)], options.rounds):
         alone_s, backward_s = _block(made, steps)
         alone.append(_slowest(alone_s))
         backward.append(_slowest(backward_s))
@@ -101,6 +106,19 @@ def _measure(name: str, options: Any) -> None:
             bucket_bytes=_buckets(shared),
         ),
     )
+
+
+def _enough(stalls_s: Sequence[float], least: int) -> bool:
+    """Whether the median stall is known well enough; the same on all ranks, as all see the slowest rank's times.
+
+    What disturbs a block does so by a millisecond or two whatever the network, which matters for small stalls only:
+    they get more rounds. The standard error of a median is 1.25 times that of a mean.
+    """
+    count = len(stalls_s)
+    if count < least or least < 2 or count >= _MORE_ROUNDS * least:
+        return count >= least
+    error_s = 1.25 * statistics.stdev(stalls_s) / math.sqrt(count)
+    return error_s <= _KNOWN * abs(statistics.median(stalls_s))
 
 
 def _steps(step_s: float, least: int) -> int:

@@ -15,7 +15,19 @@ import numpy as np
 from stallwise.errors import InputError
 from stallwise.model.breakdown import Pieces, union
 from stallwise.model.rendezvous import Key, Meeting, Shift, Visit, aligned, keyed, meetings, shared
-from stallwise.run.readers.device_trace import NO_LAUNCH, NO_STEP, Codes, DeviceTrace, Step, Times, Work
+from stallwise.record.trace_passes import cycles_of
+from stallwise.run.readers.device_trace import (
+    NO_GROUP,
+    NO_LAUNCH,
+    NO_STEP,
+    Call,
+    Codes,
+    DeviceTrace,
+    Group,
+    Step,
+    Times,
+    Work,
+)
 
 _RANK_IN_NAME = re.compile(r"(?:rank|worker|trainer)[-_.]?(\d+)", re.IGNORECASE)
 
@@ -59,27 +71,50 @@ class RankView:
 
     @cached_property
     def visits(self) -> dict[Key, Visit]:
-        """This rank's collectives by step, name and number."""
+        """This rank's collectives by step, name, process group and number; without those whose group is not known."""
         chosen = np.flatnonzero(self.of(Work.COMMUNICATION))
-        work, sizes = self.trace.work, self.sizes
+        work, sizes, groups = self.trace.work, self.sizes, self.groups
+        chosen = np.array([i for i in chosen.tolist() if self.one_group or i in groups], dtype=np.int64)
         found = [Visit(int(work.start_ns[i]), int(work.end_ns[i]), int(sizes[i])) for i in chosen]
-        names = [_plain(self.trace.names[work.name[i]]) for i in chosen]
+        names = [_plain(self.trace.names[work.name[i]]) + _within(groups.get(int(i))) for i in chosen]
         return keyed(names, self.step[chosen].tolist(), found)
+
+    @property
+    def one_group(self) -> bool:
+        """Whether a collective without a named process group can only be of one: all that are listed are the same."""
+        return len({frozenset(ranks) for ranks in self.trace.members if len(ranks) > 1}) < 2
+
+    @property
+    def collectives(self) -> int:
+        """How many collectives the trace holds."""
+        return int(self.of(Work.COMMUNICATION).sum())
+
+    @cached_property
+    def groups(self) -> dict[int, Group]:
+        """The process group of each collective, by its place in the work: its own word, else that of the call."""
+        work, named = self.trace.work, self.trace.groups
+        found = {i: named[work.group[i]] for i in np.flatnonzero(work.group != NO_GROUP).tolist()}
+        chosen = [i for i in np.flatnonzero(self.of(Work.COMMUNICATION)).tolist() if i not in found]
+        return found | {i: call.group for i, call in self._calls_behind(chosen) if call.group is not None}
 
     @cached_property
     def sizes(self) -> Times:
         """Bytes of each piece of work; where a collective's kernel does not tell, those of the call behind it."""
-        work, calls = self.trace.work, self.trace.calls
-        sizes = work.bytes.copy()
-        chosen = np.flatnonzero(self.of(Work.COMMUNICATION) & (sizes < 0) & (work.launch_ns != NO_LAUNCH))
-        if not calls or not len(chosen):
-            return sizes
-        moments = np.array([call.at_ns for call in calls], dtype=np.int64)
-        at = np.searchsorted(moments, work.launch_ns[chosen], side="right") - 1
-        for i, call in zip(chosen.tolist(), at.tolist(), strict=True):
-            known = calls[call].bytes if call >= 0 else None
-            sizes[i] = -1 if known is None else known
+        sizes = self.trace.work.bytes.copy()
+        chosen = np.flatnonzero(self.of(Work.COMMUNICATION) & (sizes < 0)).tolist()
+        for i, call in self._calls_behind(chosen):
+            sizes[i] = -1 if call.bytes is None else call.bytes
         return sizes
+
+    def _calls_behind(self, pieces: list[int]) -> list[tuple[int, Call]]:
+        """Pieces of work with the last collective called before they were launched; those without one are left out."""
+        calls, launch = self.trace.calls, self.trace.work.launch_ns
+        chosen = [i for i in pieces if launch[i] != NO_LAUNCH]
+        if not calls or not chosen:
+            return []
+        moments = np.array([call.at_ns for call in calls], dtype=np.int64)
+        at = (np.searchsorted(moments, launch[chosen], side="right") - 1).tolist()
+        return [(i, calls[call]) for i, call in zip(chosen, at, strict=True) if call >= 0]
 
 
 @dataclass(frozen=True, eq=False)
@@ -97,6 +132,8 @@ class TracedJob:
     """Numbers of all steps."""
     marked: bool
     """Whether the profiler marked steps; else the whole trace is one."""
+    joined: int = 1
+    """How many of the profiler's marks make one step, up to the optimizer's update."""
 
     @cached_property
     def meetings(self) -> tuple[Meeting, ...]:
@@ -116,8 +153,12 @@ def traced_job(traces: Sequence[DeviceTrace], world_size: int | None = None) -> 
     numbered = _numbered(traces)
     size = max([world_size or 0, *(trace.world_size or 0 for trace in traces), max(numbered) + 1])
     marked = all(trace.steps for trace in traces)
-    first = min((step.number for trace in traces for step in trace.steps), default=0)
-    views = [RankView(rank, trace, _steps(trace, first, marked=marked)) for rank, trace in sorted(numbered.items())]
+    cycles = {rank: cycles_of(trace) for rank, trace in sorted(numbered.items())}
+    fetches = {found.passes for found in cycles.values()}
+    together = marked and len(fetches) == 1 and fetches != {1}
+    steps = {rank: found.steps if together else numbered[rank].steps for rank, found in cycles.items()}
+    first = min((step.number for found in steps.values() for step in found), default=0)
+    views = [RankView(rank, numbered[rank], _steps(numbered[rank], steps[rank], first)) for rank in steps]
     shifts = aligned(shared({view.rank: view.visits for view in views}))
     views = [
         RankView(view.rank, view.trace, view.steps, shift.shift_ns) for view, shift in zip(views, shifts, strict=True)
@@ -131,6 +172,7 @@ def traced_job(traces: Sequence[DeviceTrace], world_size: int | None = None) -> 
         kept=tuple(numbers[1:] if len(numbers) > 1 else numbers),
         numbers=tuple(numbers),
         marked=marked,
+        joined=fetches.pop() if together else 1,
     )
 
 
@@ -157,9 +199,9 @@ def _numbered(traces: Sequence[DeviceTrace]) -> dict[int, DeviceTrace]:
     return found
 
 
-def _steps(trace: DeviceTrace, first: int, *, marked: bool) -> tuple[Step, ...]:
+def _steps(trace: DeviceTrace, marked: tuple[Step, ...], first: int) -> tuple[Step, ...]:
     if marked:
-        return tuple(Step(step.number - first, step.start_ns, step.end_ns) for step in trace.steps)
+        return tuple(Step(step.number - first, step.start_ns, step.end_ns) for step in marked)
     work = trace.work
     moments = [int(work.start_ns[0]), *(mark.start_ns for mark in trace.loader[:1])]
     return (Step(0, min(moments), int(work.end_ns.max())),)
@@ -167,6 +209,10 @@ def _steps(trace: DeviceTrace, first: int, *, marked: bool) -> tuple[Step, ...]:
 
 def _earliest(view: RankView) -> int:
     return min(int(view.trace.work.start_ns[0]), *(step.start_ns for step in view.steps)) + view.shift_ns
+
+
+def _within(group: Group | None) -> str:
+    return "" if group is None else f" in {group.name} {group.ranks}"
 
 
 def _plain(name: str) -> str:

@@ -14,7 +14,7 @@ import numpy as np
 from stallwise.errors import InputError
 from stallwise.model.rendezvous import Arrivals, arrivals
 from stallwise.record import plan
-from stallwise.record.trace_model import TracedModel, traced_model
+from stallwise.record.trace_model import NOTHING, TracedModel, traced_model
 from stallwise.record.trace_path import path_of
 from stallwise.record.trace_ranks import RankView, TracedJob, traced_job
 from stallwise.record.trace_split import rank_splits
@@ -125,6 +125,12 @@ def _per_node(job: TracedJob, given: Given) -> tuple[int, bool]:
 
 def _notes(job: TracedJob, model: TracedModel, *, sure: bool, per_node: int) -> list[str]:
     said = ["Imported from a trace: stalls are worked out from one set-up, not measured by taking something away."]
+    if job.joined > 1:
+        said.append(
+            f"{job.joined} of the profiler's steps make one: the optimizer updates after every {job.joined} batches."
+        )
+    elif model.record is not None and (model.record.micro_batches or 1) > 1:
+        said.append(f"A step accumulates the gradients of {model.record.micro_batches} batches.")
     if job.marked and len(job.numbers) > 1:
         said.append(f"The first of {len(job.numbers)} traced steps is not kept: the profiler starts in it.")
     elif job.marked:
@@ -134,7 +140,7 @@ def _notes(job: TracedJob, model: TracedModel, *, sure: bool, per_node: int) -> 
     if not sure:
         said.append(f"How many GPUs a machine had is not in the trace; {per_node} is assumed (--gpus-per-node says).")
     if model.why_not:
-        said.append(f"Nothing can be predicted from this run: {model.why_not}.")
+        said.append(f"{NOTHING}{model.why_not}.")
     elif not model.record or model.record.flops_per_step is None:
         said.append("FLOPs cannot be counted without shapes (record_shapes=True), so no other GPU can be predicted.")
     if any(view.trace.on_processor for view in job.ranks):
@@ -144,9 +150,14 @@ def _notes(job: TracedJob, model: TracedModel, *, sure: bool, per_node: int) -> 
     if any(_OWN_LOADING in mark.name for view in job.ranks for mark in view.trace.loader):
         said.append("The training process loads its own batches; reading is not told from preparing.")
     said += [note for view in job.ranks for note in view.trace.notes]
+    if any(not view.one_group and len(view.groups) < view.collectives for view in job.ranks):
+        said.append(
+            "The job has several process groups and the trace does not say in which a collective ran: such collectives "
+            "are matched with nobody's."
+        )
     loose = [shift.rank for shift in job.shifts[1:] if not shift.collectives]
     if loose:
-        said.append(f"Rank {loose[0]} shares no collective with rank {job.ranks[0].rank}; its clock is as recorded.")
+        said.append(f"Rank {loose[0]} shares no collective with the others; its clock is as recorded.")
     return said
 
 
@@ -200,13 +211,16 @@ def _write_batches(writer: RankWriter, job: TracedJob, view: RankView, samples: 
     """
     if samples is None:
         return
-    for number, mark in enumerate(view.trace.loader):
-        step = next((step for step in reversed(view.steps) if step.start_ns <= mark.start_ns), None)
-        if _OWN_LOADING not in mark.name or step is None or step.number not in job.kept:
+    owners = [
+        next((step.number for step in reversed(view.steps) if step.start_ns <= mark.start_ns), NO_STEP)
+        for mark in view.trace.loader
+    ]
+    for number, (mark, step) in enumerate(zip(view.trace.loader, owners, strict=True)):
+        if _OWN_LOADING not in mark.name or step not in job.kept:
             continue
         wall_s = (mark.end_ns - mark.start_ns) / 1e9
         row = BatchRow(view.rank, None, number, wall_s, job.seconds(view, mark.start_ns), wall_s, None, 0.0)
-        row = row._replace(samples=samples, phase=plan.AS_IS, block=job.kept.index(step.number))
+        row = row._replace(samples=max(1, samples // owners.count(step)), phase=plan.AS_IS, block=job.kept.index(step))
         writer.append("batches", row)
 
 

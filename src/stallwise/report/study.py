@@ -3,6 +3,7 @@
 import math
 import statistics
 from collections.abc import Sequence
+from dataclasses import asdict
 from typing import Any
 
 import msgspec
@@ -24,8 +25,15 @@ _MARKS = "●○◆◇▲△■□"
 
 def draw(found: Study) -> RenderableType:
     """Coefficients, errors by family, then each link's networks with a picture."""
-    sections: list[RenderableType] = [_heading(found), _coefficients(found.links), Text(), _families(found.links)]
+    sections: list[RenderableType] = [_heading(found)]
+    missing = unfinished(found)
+    if missing is not None:
+        sections += [Text(missing, style="yellow"), Text()]
+    if any(link.fit is not None for link in found.links):
+        sections += [_coefficients(found.links), Text(), _families(found.links)]
     for link in found.links:
+        if not link.seen:
+            continue
         sections += [Text(), _networks(link), Text(), picture(link)]
     return Constrain(Group(*sections), WIDTH)
 
@@ -40,13 +48,23 @@ def _heading(found: Study) -> RenderableType:
     return Group(line, Rule(style="dim"))
 
 
+def unfinished(found: Study) -> str | None:
+    """What is missing of a study that was stopped; None of a whole one."""
+    total, done = len(found.settings.networks) * len(found.links), sum(len(link.seen) for link in found.links)
+    if done >= total:
+        return None
+    return f"{done} of {total} measurements are there; the command that began the study goes on with it."
+
+
 def show_link(link: LinkStudy) -> str:
     """1gbit, 2 processes."""
     return f"{link.rate}, {link.processes} processes"
 
 
-def coefficients(fit: MacroFit) -> dict[str, str]:
+def coefficients(fit: MacroFit | None) -> dict[str, str]:
     """Each in the unit it is read in."""
+    if fit is None:
+        return dict.fromkeys(("constant", "per tensor", "per layer", "per bucket", "per MB"), "too few")
     return {
         "constant": show_seconds(fit.constant_s),
         "per tensor": show_seconds(fit.per_tensor_s),
@@ -148,13 +166,7 @@ def document(found: Study) -> dict[str, Any]:
             {
                 "rate": link.rate,
                 "processes": link.processes,
-                "coefficients": {
-                    "constant_s": link.fit.constant_s,
-                    "per_tensor_s": link.fit.per_tensor_s,
-                    "per_layer_s": link.fit.per_layer_s,
-                    "per_bucket_s": link.fit.per_bucket_s,
-                    "per_byte_s": link.fit.per_byte_s,
-                },
+                "coefficients": None if link.fit is None else asdict(link.fit),
                 "family_errors": family_errors(link.held_out),
                 "family_errors_by_counts": family_errors(link.by_counts),
                 "networks": _network_rows(link),
@@ -179,7 +191,7 @@ def _network_rows(link: LinkStudy) -> list[dict[str, Any]]:
             "backward_s": one.features.backward_s,
             "stall_s": one.stall_s,
             "spread_s": spread_s,
-            "fitted_s": link.fit.stall_s(one.features),
+            "fitted_s": None if link.fit is None else link.fit.stall_s(one.features),
             "held_out_s": held[one.network].predicted_s if one.network in held else None,
         }
         for one, spread_s in zip(link.seen, link.spreads_s, strict=True)

@@ -9,7 +9,7 @@ from stallwise.model.macro import HeldOut, family_errors
 from stallwise.record.study import LinkStudy, Study
 from stallwise.report.document import document, write
 from stallwise.report.markup import Row, number, section, table
-from stallwise.report.study import coefficients, show_link
+from stallwise.report.study import coefficients, show_link, unfinished
 from stallwise.report.text import show_bytes, show_percent, show_seconds
 
 _WIDTH, _HEIGHT = 760, 420
@@ -33,7 +33,9 @@ def page(found: Study) -> str:
         f"{len(settings.networks)} networks, 1/{settings.scale} of their gradients, batch {settings.batch}, on the "
         "stand-in accelerator"
     )
-    body = section("Held-out families", _errors(found.links), "study-errors")
+    missing = unfinished(found)
+    note = "" if missing is None else f"<p>{escape(missing)}</p>"
+    body = note + section("Held-out families", _errors(found.links), "study-errors")
     body += section("Coefficients", _coefficients(found.links), "study-coefficients")
     for place, link in enumerate(found.links):
         body += section(show_link(link), _picture(link, f"study-{place}") + _networks(link), f"study-link-{place}")

@@ -26,6 +26,8 @@ class JobRecord(msgspec.Struct, frozen=True, kw_only=True):
     script: str
     arguments: tuple[str, ...] = ()
     launcher: str | None = None
+    module: bool = False
+    """Whether `script` is a module's name, as in python -m."""
     environment: dict[str, str] = {}
     exit_code: int | None = None
 

@@ -132,7 +132,14 @@ class SpanRow(NamedTuple):
 
     rank: Annotated[int, Column("Int32", "rank it happened on")]
     step: Annotated[int | None, Column("Int64", "step it happened in")]
-    track: Annotated[str, Column("String", "where it ran: step, forward, backward, optimizer, copy, collective, layer")]
+    track: Annotated[
+        str,
+        Column(
+            "String",
+            "where it ran: step, forward, backward, optimizer, copy, collective, layer; of an imported trace kernel, "
+            "copy, collective, device wait, critical path",
+        ),
+    ]
     name: Annotated[str, Column("String", "what it was")]
     start_s: Annotated[float, Column("Float64", "begin, on the same clock as steps.start_s")]
     duration_s: Annotated[float, Column("Float64", "how long it took")]

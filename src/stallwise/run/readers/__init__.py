@@ -1,19 +1,18 @@
 """Other people's step traces as `LayerTrace`: B-Caffe logs, PipeDream profiles, DreamDDP times, cluster-sim layers,
 and our own layer files. What ran on a device, kernel by kernel, is read by `trace_files`.
 
+Formats load when they are first used: reading a small trace takes no longer than importing all of them.
 `read_layers` finds out which it is. What a format does not hold is said in the trace's `times`, never made up silently.
 """
 
-from pathlib import Path
+from typing import TYPE_CHECKING, Any
 
-from stallwise.errors import InputError
-from stallwise.run.readers.bcaffe import looks_like_bcaffe, read_bcaffe
-from stallwise.run.readers.cluster_sim import looks_like_cluster_sim, read_cluster_sim
-from stallwise.run.readers.dreamddp import looks_like_dreamddp, read_dreamddp
-from stallwise.run.readers.layer_file import looks_like_layer_file, read_layer_file, trace_of
-from stallwise.run.readers.numbers import text_of
-from stallwise.run.readers.pipedream import PipedreamProfile, looks_like_pipedream, read_pipedream
-from stallwise.workload.layers import LayerTrace
+if TYPE_CHECKING:
+    from stallwise.run.readers.any_layers import read_layers
+    from stallwise.run.readers.bcaffe import read_bcaffe
+    from stallwise.run.readers.cluster_sim import read_cluster_sim
+    from stallwise.run.readers.dreamddp import read_dreamddp
+    from stallwise.run.readers.pipedream import PipedreamProfile, read_pipedream
 
 __all__ = [
     "PipedreamProfile",
@@ -24,21 +23,19 @@ __all__ = [
     "read_pipedream",
 ]
 
+_HOMES = {
+    "PipedreamProfile": "pipedream",
+    "read_bcaffe": "bcaffe",
+    "read_cluster_sim": "cluster_sim",
+    "read_dreamddp": "dreamddp",
+    "read_layers": "any_layers",
+    "read_pipedream": "pipedream",
+}
 
-def read_layers(path: Path) -> LayerTrace:
-    """The layers in a file of any format known here."""
-    text = text_of(path)
-    if looks_like_layer_file(text):
-        return trace_of(read_layer_file(path), path)
-    if looks_like_bcaffe(text):
-        return read_bcaffe(path)
-    if looks_like_pipedream(text):
-        return read_pipedream(path).trace
-    if looks_like_dreamddp(path, text):
-        return read_dreamddp(path)
-    if looks_like_cluster_sim(text):
-        return read_cluster_sim(path)
-    raise InputError(
-        f"{path} is no layer trace known here; it should be a B-Caffe log, a PipeDream graph.txt, "
-        "a DreamDDP …bp.json or its CSV, a cluster-sim layer CSV, or a layer file of stallwise trace export --layers."
-    )
+
+def __getattr__(name: str) -> Any:
+    if name not in _HOMES:
+        raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+    import importlib
+
+    return getattr(importlib.import_module(f"{__name__}.{_HOMES[name]}"), name)

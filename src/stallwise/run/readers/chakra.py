@@ -22,7 +22,7 @@ import msgspec
 import numpy as np
 
 from stallwise.errors import InputError
-from stallwise.run.readers.device_trace import NO_LAUNCH, DeviceTrace, DeviceWork, Mark, Work, work_of
+from stallwise.run.readers.device_trace import NO_GROUP, NO_LAUNCH, DeviceTrace, DeviceWork, Mark, Work, work_of
 from stallwise.run.readers.kineto_events import read_whole
 
 _COLLECTIVE, _SEND, _RECEIVE, _COMPUTE = 7, 5, 6, 4
@@ -225,6 +225,7 @@ def _replayed(path: Path, nodes: list[ChakraNode], world_size: int | None) -> De
         stream=np.array([node.lane for node in work], dtype=np.int64),
         bytes=np.array([max(-1, min(node.bytes, 2**62)) for node in work], dtype=np.int64),
         sync=np.zeros(len(work), dtype=np.bool_),
+        group=np.full(len(work), NO_GROUP, dtype=np.int32),
         ts_us=begin,
         dur_us=length,
     )

@@ -21,6 +21,7 @@ Flags = np.ndarray[tuple[Any, ...], np.dtype[np.bool_]]
 NO_LAUNCH = np.iinfo(np.int64).min
 """`launch_ns` of work whose launch is not in the trace."""
 NO_STEP = -1
+NO_GROUP = -1
 
 
 class Work(IntEnum):
@@ -47,6 +48,14 @@ def work_of(name: str) -> Work:
     return Work.OTHER if _NOT_COMPUTE.match(name) else Work.COMPUTE
 
 
+@dataclass(frozen=True, slots=True)
+class Group:
+    """A process group as a collective names it: its name and its ranks, as text."""
+
+    name: str
+    ranks: str
+
+
 @dataclass(frozen=True, slots=True, eq=False)
 class DeviceWork:
     """Pieces of work in order of their begin. `name` and `stream` are indices into the names and stream numbers."""
@@ -62,6 +71,8 @@ class DeviceWork:
     """Moved or sent; -1 where unknown."""
     sync: Flags
     """A wait of the device for itself (cuda_sync), not work."""
+    group: Codes
+    """Of a collective: its process group, as an index into the trace's groups; `NO_GROUP` where it does not say."""
     ts_us: Micros
     dur_us: Micros
     """As they stand in the file."""
@@ -106,6 +117,7 @@ class Call:
     elements: int | None
     element_bytes: int | None
     group_size: int | None = None
+    group: Group | None = None
 
     @property
     def bytes(self) -> int | None:
@@ -126,6 +138,10 @@ class DeviceTrace:
     """The GPUs of its machine; empty where the file does not say, or where there are none."""
     work: DeviceWork
     names: tuple[str, ...]
+    groups: tuple[Group, ...] = ()
+    """Process groups that collectives say they ran in."""
+    members: tuple[tuple[int, ...], ...] = ()
+    """Ranks of each process group this rank belongs to, as far as the file lists them."""
     steps: tuple[Step, ...]
     loader: tuple[Mark, ...] = ()
     optimizer: tuple[Mark, ...] = ()

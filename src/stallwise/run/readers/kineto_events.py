@@ -39,6 +39,8 @@ class Args(msgspec.Struct, frozen=True, gc=False):
     dtype: Any = None
     collective: Any = msgspec.field(default=None, name="Collective name")
     group_size: Any = msgspec.field(default=None, name="Group size")
+    group: Any = msgspec.field(default=None, name="Process Group Name")
+    group_ranks: Any = msgspec.field(default=None, name="Process Group Ranks")
     dims: msgspec.Raw = msgspec.field(default=msgspec.Raw(), name="Input Dims")
     types: msgspec.Raw = msgspec.field(default=msgspec.Raw(), name="Input type")
     values: msgspec.Raw = msgspec.field(default=msgspec.Raw(), name="Concrete Inputs")
@@ -62,6 +64,7 @@ class Distributed(msgspec.Struct, frozen=True):
     rank: int | None = None
     world_size: int | None = None
     backend: str | None = None
+    groups: Any = msgspec.field(default=None, name="pg_config")
 
 
 class DeviceProperties(msgspec.Struct, frozen=True):
