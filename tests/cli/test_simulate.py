@@ -15,6 +15,7 @@ from stallwise.cluster.policies import policy_named
 from stallwise.cluster.simulator import simulate
 from stallwise.cluster.topology import Cluster
 from stallwise.errors import InputError, UnknownNameError
+from tests.cluster.test_own_profiles import layer_file
 from tests.conftest import Cli
 from tests.report.test_html import _Reader
 
@@ -175,6 +176,41 @@ def test_names_of_policies() -> None:
         policies(["patent"])
     with pytest.raises(InputError):
         policies([""])
+
+
+@pytest.fixture
+def modelled(tmp_path: Path) -> Path:
+    """Thirty jobs of a model called net, and ten of none."""
+    rows = [f"j{i},{i * 30},{(2, 4, 8, 6)[i % 4]},{300 + i * 7},{'net' if i % 4 else ''}" for i in range(40)]
+    path = tmp_path / "models.csv"
+    path.write_text("\n".join(["job_id,submit_s,gpus,duration_s,model", *rows]) + "\n")
+    return path
+
+
+def test_speed_from_a_run_or_a_layer_file(ask: Cli, modelled: Path, tmp_path: Path) -> None:
+    file = layer_file(tmp_path / "layers.json", gpus=1)
+    ask("trace", "import", str(file), "-o", str(tmp_path / "run"))
+    asked = (modelled, *CLUSTER, "--policy", "fifo,patient", "--network", "gpu=50GB/s,machine=1gbit")
+    found = [_json(ask, *asked, "--profile", f"net={path}") for path in (file, tmp_path / "run")]
+    assert any("for net" in note for note in found[0]["notes"])
+    for by_file, by_run in zip(*(one["rows"] for one in found), strict=True):
+        assert by_file["comm_share"] > 0.01
+        assert by_run["jct_mean_s"] == pytest.approx(by_file["jct_mean_s"], rel=1e-6)
+    # Quick links: hardly anything is lost.
+    quick = (*asked[:-1], "gpu=500GB/s,machine=500GB/s:1us")
+    assert _json(ask, *quick, "--profile", f"net={file}")["rows"][0]["comm_share"] < 0.01
+
+
+def test_profiles_that_cannot_be(ask: Cli, modelled: Path, tmp_path: Path) -> None:
+    file = layer_file(tmp_path / "layers.json")
+    assert "MODEL=RUN" in _no(ask, modelled, *CLUSTER, "--profile", "net")
+    assert "nothing at" in _no(ask, modelled, *CLUSTER, "--profile", "net=nowhere")
+    assert "Did you mean net" in _no(ask, modelled, *CLUSTER, "--profile", f"nett={file}")
+    assert "not from both" in _no(ask, modelled, *CLUSTER, "--profile", f"net={file}", "--slowdown", "1,0.5")
+    assert "no layer trace" in _no(ask, modelled, *CLUSTER, "--profile", f"net={modelled}")
+    other = tmp_path / "two.csv"
+    other.write_text(modelled.read_text() + "x,0,1,60,bert\n")
+    assert "line 42: model 'bert' has no profile" in _no(ask, other, *CLUSTER, "--profile", f"net={file}")
 
 
 def test_slower_placements_take_longer(ask: Cli, trace: Path) -> None:

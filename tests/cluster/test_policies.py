@@ -95,6 +95,26 @@ def test_packing_shares_gpus_at_less_speed() -> None:
     assert simulate(busy, RACKS, policy_named("gandiva")).finish_s.max() == pytest.approx(180.0)
 
 
+def test_time_slices_leave_no_gang_behind() -> None:
+    """Small jobs keep coming, out of step; one that wants every GPU still gets its turns, minute by minute."""
+    rows = [(0.0, 16, 600.0), *((1.0 + 7.0 * i, 1 + i % 5, 500.0) for i in range(300))]
+    outcome = run(rows, "gandiva")
+    # It wants ten turns, those that came with it nine: it ends about when they do, though it needs the whole cluster.
+    assert outcome.finish_s[0] < 1.25 * outcome.finish_s[1:11].mean()
+    late = [(3.0, 16, 600.0), *((0.0 + 7.0 * i, 1 + i % 5, 500.0) for i in range(300))]
+    started = run(late, "gandiva")
+    assert started.first_start_s[0] <= 3 + 2 * 60
+    staggered = replace(policy_named("gandiva"), preemption=replace(policy_named("gandiva").preemption, aligned=False))
+    assert run(late, staggered).first_start_s[0] > 10 * started.first_start_s[0]
+
+
+def test_slices_end_for_all_at_once() -> None:
+    rows = [(13.0, 16, 100.0), (29.5, 8, 100.0), (29.5, 8, 100.0), (31.0, 16, 100.0)]
+    outcome = run(rows, "gandiva")
+    assert outcome.first_start_s.tolist()[1:3] == [60.0, 60.0]
+    assert outcome.first_start_s[3] == 120.0
+
+
 def test_contention_slows_jobs_on_one_link() -> None:
     rows = [(0.0, 6, 100.0), (0.0, 6, 100.0)]
     cluster = Cluster.counts(gpus=4, machines=3)

@@ -1,6 +1,7 @@
 """Job speed by placement: laws of the physics, and the measured tables."""
 
 import csv
+from dataclasses import dataclass
 from pathlib import Path
 
 import pytest
@@ -10,6 +11,7 @@ from hypothesis import strategies as st
 from stallwise.cluster.job import Job
 from stallwise.cluster.policies import policy_named
 from stallwise.cluster.profiles import NETWORKS, LayerProfiles, Link, Network, read_profile, units_of
+from stallwise.cluster.rules import kinds_of, tiers
 from stallwise.cluster.simulator import simulate
 from stallwise.cluster.speed import Penalty, Shape
 from stallwise.cluster.tables import Apps, Gavel, packed
@@ -83,6 +85,59 @@ def test_penalty() -> None:
     assert flat.rate(job, Shape(4, (2, 1), (2, 1))) == pytest.approx(1 / 3)
     with pytest.raises(InputError):
         Penalty((1.0, 0.0))
+
+
+SLOTS = Cluster.counts(gpus=8, slots=2, machines=2, racks=2)
+NO_SLOTS = Cluster.counts(gpus=8, machines=2, racks=2)
+
+
+def test_penalties_are_counted_from_the_machine() -> None:
+    """`1,0.5,0.1` means the same whether or not machines have slots."""
+    flat, job = Penalty((1.0, 0.5, 0.1)), Job(id="a", arrival_s=0, gpus=8, work_s=1)
+    slots = [flat.inside(SLOTS).rate(job, Shape(8, spans)) for spans in ((2, 1, 1), (2, 2, 1), (2, 2, 2))]
+    plain = [flat.inside(NO_SLOTS).rate(job, Shape(8, spans)) for spans in ((1, 1), (2, 1), (2, 2))]
+    assert slots == plain == [1.0, 0.5, 0.1]
+
+
+@dataclass(frozen=True)
+class ByKind:
+    """Another speed for every model on every number of machines."""
+
+    def kind(self, job: Job) -> str | None:
+        return job.model
+
+    def rate(self, job: Job, shape: Shape) -> float:
+        return 1.0 / (1.0 + int(job.model or 0) / 7 + shape.spans[0] / 3)
+
+
+def test_every_kind_has_its_own_speed_on_every_shape() -> None:
+    """One after the other on machines of four: kinds and counts must never be taken for each other."""
+    cluster, speed = Cluster.counts(gpus=4, machines=8), ByKind()
+    jobs = [
+        Job(id=f"{kind} {gpus}", arrival_s=1e4 * (100 * kind + gpus), gpus=gpus, work_s=100.0, model=str(kind))
+        for kind in range(24)
+        for gpus in (4, 8, 12, 16, 20, 28, 32)
+    ]
+    outcome = simulate(jobs, cluster, policy_named("fifo"), speed=speed)
+    for job, took_s in zip(jobs, (outcome.finish_s - outcome.first_start_s).tolist(), strict=True):
+        assert took_s == pytest.approx(100.0 / speed.rate(job, Shape(job.gpus, (-(-job.gpus // 4), 1))), rel=1e-9)
+
+
+def test_what_a_looser_place_costs_is_told_by_machines_not_slots(shared_data: Path) -> None:
+    """Pollux' and Gavel's tables know machines; slots below them must not be taken for machines."""
+    apps = Apps.read(shared_data / "cluster_traces/pollux/app_profiles")
+    gavel = Gavel.read(shared_data / "cluster_traces/gavel/simulation_throughputs.json")
+    job_type = next(kind for kind, gpus in gavel.packed if gpus == 8 and (kind, 8) in gavel.spread)
+    for speed, job in (
+        (apps, apps.job("a", 0.0, "cifar10", 8, 1024)),
+        (gavel, gavel.job("a", 0.0, job_type, 8, 1000.0)),
+    ):
+        policy, kinds = policy_named("patient"), kinds_of([job], speed)
+        slots, plain = (tiers(cluster, speed, kinds, policy)[0] for cluster in (SLOTS, NO_SLOTS))
+        levels = len(SLOTS.levels) + 1
+        assert slots[1:levels].tolist() == plain[: levels - 1].tolist()
+        assert slots[levels + 1 :].tolist() == plain[levels - 1 :].tolist()
+        assert slots[0] == slots[1]
 
 
 def test_tensor_skew_splits_dallys_models_as_its_authors_do(shared_data: Path) -> None:

@@ -16,7 +16,7 @@ if TYPE_CHECKING:
     from stallwise.cluster.job import Arrivals
     from stallwise.cluster.sweep import Place, Run, Sweep
     from stallwise.cluster.topology import Cluster
-    from stallwise.cluster.traces import Trace
+    from stallwise.cluster.traces import Measured, Trace
     from stallwise.cluster.traces.helios import Rhythm
 
 _POLICIES = "fifo,srtf,srsf,las,tiresias,dally,patient"
@@ -58,8 +58,19 @@ def simulate(
             "--profiles", help="Layer profiles, applications or throughputs; default: those beside the trace."
         ),
     ] = None,
+    profile: Annotated[
+        list[str] | None,
+        typer.Option(
+            "--profile",
+            help="MODEL=RUN: jobs of that model run as fast as this run, or layer file, says; several: each.",
+        ),
+    ] = None,
     network: Annotated[
-        str, typer.Option("--network", help="Links that layer profiles are priced on: released or congested.")
+        str,
+        typer.Option(
+            "--network",
+            help="Links that profiles are priced on: released, congested, or machine=25gbit,rack=10gbit:50us.",
+        ),
     ] = "released",
     slowdown: Annotated[
         str | None,
@@ -93,7 +104,8 @@ def simulate(
     factors = _numbers(loads, "--loads")
     if seeds < 1 or (cores is not None and cores < 1):
         raise InputError("--seeds and --cores take whole numbers from 1.")
-    found, places = _read(trace, profiles, network, slowdown, clusters, skip_bad=skip_bad)
+    measured = _measured(profiles, profile or [], network)
+    found, places = _read(trace, measured, slowdown, clusters, skip_bad=skip_bad)
     how, said = _arrivals(arrivals, seeds, rate, found, factors)
     sweep = _sweep(found, places, names, factors, seeds, how, rate, contention, (checkpoint, restart), cores)
     sweep = replace(sweep, keep=jobs_to is not None)
@@ -152,10 +164,23 @@ def _numbers(text: str, option: str) -> tuple[float, ...]:
     return tuple(dict.fromkeys(found))
 
 
+def _measured(profiles: Path | None, own: Sequence[str], network: str) -> "Measured":
+    from stallwise.cluster.traces import Measured
+
+    named: dict[str, Path] = {}
+    for text in own:
+        name, _, path = text.partition("=")
+        if not name.strip() or not path.strip():
+            raise InputError(f"--profile takes MODEL=RUN, as in --profile resnet50=runs/resnet50, not {text!r}.")
+        if not Path(path.strip()).exists():
+            raise InputError(f"There is nothing at {path.strip()}. Check --profile {text}.")
+        named[name.strip()] = Path(path.strip())
+    return Measured(profiles=profiles, own=tuple(named.items()), network=network)
+
+
 def _read(
     path: Path,
-    profiles: Path | None,
-    network: str,
+    measured: "Measured",
     slowdown: str | None,
     clusters: "tuple[tuple[str, Cluster], ...]",
     *,
@@ -163,11 +188,10 @@ def _read(
 ) -> "tuple[Trace, tuple[Place, ...]]":
     """The trace, every line checked against the smallest cluster, and the clusters with its speeds there."""
     from stallwise.cluster.sweep import Place
-    from stallwise.cluster.traces import Measured, read_trace
+    from stallwise.cluster.traces import read_trace
     from stallwise.cluster.traces.checks import fitted, usable
     from stallwise.cluster.traces.speeds import speeds_of
 
-    measured = Measured(profiles=profiles, network=network)
     flat = None if slowdown is None else _numbers(slowdown, "--slowdown")
     found, speeds = speeds_of(read_trace(path, measured), path, measured, flat)
     least = min(cluster.gpus for _, cluster in clusters)

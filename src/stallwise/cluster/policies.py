@@ -16,8 +16,11 @@ from stallwise.errors import InputError, UnknownNameError
 
 TIRESIAS_LIMITS_GPU_S = (3250.0, 7200.0)
 """Queue borders of the released Tiresias simulator."""
-DALLY_CHUNK = 10_000.0
-"""Iterations between two chances to give GPUs back (the setting of our comparison; the paper's is unknown)."""
+DALLY_CHUNK = 1_000.0
+"""Iterations between two chances to give GPUs back (the setting of our comparison; the paper's is unknown).
+
+With 10,000 one chunk of a gang spread over racks may hold its GPUs for two years, however long its lease.
+"""
 
 
 def fifo(*, strict: bool = True) -> Policy:
@@ -64,8 +67,8 @@ def tiresias() -> Policy:
 
 
 def gandiva() -> Policy:
-    """Turns of a minute, two jobs to a GPU where both leave it idle, moves to tighter GPUs."""
-    preemption = Preemption(kind="lease", lease_s=60.0, renew=True, migrate=True, pack=1.0)
+    """Turns of a minute that end for all at once, two jobs to a GPU where both leave it idle, moves to tighter GPUs."""
+    preemption = Preemption(kind="lease", lease_s=60.0, renew=True, aligned=True, migrate=True, pack=1.0)
     return Policy(name="gandiva", order=Order(by="turns"), placement=Placement(fit="best"), preemption=preemption)
 
 

@@ -132,6 +132,8 @@ class Preemption:
     kind: Preempting = "never"
     lease_s: float = 3600.0
     renew: bool = False
+    aligned: bool = False
+    """All leases end at the same moments, multiples of `lease_s`, so that a large gang finds its GPUs together."""
     chunk_iterations: float = 0.0
     quantum_s: float = 0.0
     """With `now`: a job keeps its GPUs at least so long."""

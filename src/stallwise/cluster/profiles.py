@@ -20,11 +20,14 @@ from stallwise.errors import InputError, UnknownNameError
 from stallwise.model.collectives import AlphaBeta, Wire, all_reduce, contended
 from stallwise.model.graph import Draft, Graph, Kind
 from stallwise.model.paths import longest_path
+from stallwise.units import parse_rate, parse_seconds
 from stallwise.workload.layers import Layer, LayerTrace
 
 PIECES = 4
 """With 1 large messages pass the tiers one after the other and AlexNet over several machines comes out 0.19 too slow;
 from 4 on all of ASTRA-sim's efficiencies are met within 0.05."""
+LEVELS = ("gpu", "slot", "machine", "rack", "block")
+"""What a link can connect, from the tightest out."""
 SKEWED = 0.4
 """Part of the gradient in one tensor from which Tiresias calls a model skewed. Of Dally's six it splits the list its
 authors give: AlexNet, VGG and MobileNetV3 on one side, the ResNets and BERT on the other."""
@@ -34,7 +37,8 @@ authors give: AlexNet, VGG and MobileNetV3 on one side, the ResNets and BERT on 
 class Link:
     """What connects the units of one tier."""
 
-    topology: Literal["ring", "switch", "full"]
+    topology: Literal["ring", "switch", "full", "single"]
+    """The first three as the released Dally counts them; `single`: one link a unit, one hop."""
     bandwidth_bytes_per_s: float
     latency_s: float
 
@@ -44,7 +48,9 @@ class Link:
         return 2 if self.topology == "switch" else 1
 
     def lanes(self, units: int) -> int:
-        """Links a unit can use at once, as the released Dally counts them."""
+        """Links a unit can use at once."""
+        if self.topology == "single":
+            return 1
         if self.topology == "ring":
             return 4 if units == 2 else units
         return units if self.topology == "switch" else units // (units - 1)
@@ -84,6 +90,28 @@ NETWORKS = {
     ),
 }
 """Dally's constants: as released, and with the slow core of its earlier versions (10 GB/s and 50 ms)."""
+
+_LATENCIES_S = {"gpu": 7e-6, "slot": 7e-6}
+_LATENCY_S = 30e-6
+"""Of links somebody gives without it: those `stallwise whatif` assumes inside and between nodes."""
+
+
+def network_of(text: str) -> Network:
+    """A network by its name, or links by what they connect: `gpu=300GB/s,machine=25gbit,rack=10gbit:50us`."""
+    if "=" not in text:
+        if text not in NETWORKS:
+            raise UnknownNameError(f"network ({', '.join(NETWORKS)}, or links as machine=25gbit)", text, NETWORKS)
+        return NETWORKS[text]
+    links = dict(_INSIDE)
+    for piece in text.split(","):
+        level, _, value = (part.strip() for part in piece.partition("="))
+        if level not in LEVELS:
+            raise UnknownNameError("level of a network", level, LEVELS)
+        rate, _, latency = value.partition(":")
+        latency_s = parse_seconds(latency) if latency else _LATENCIES_S.get(level, _LATENCY_S)
+        links[level] = Link(topology="single", bandwidth_bytes_per_s=parse_rate(rate), latency_s=latency_s)
+    return Network(links={level: links[level] for level in LEVELS if level in links})
+
 
 COMPUTE_SCALES = {
     "ResNet50": 0.03395,
@@ -146,6 +174,8 @@ class LayerProfiles:
     network: Network
     levels: tuple[str, ...] = ("machine", "rack")
     """Of the cluster the shapes come from."""
+    messages: Mapping[str, LayerTrace] = field(default_factory=dict)
+    """The same models by what is sent, where several gradients travel in one message."""
     known: dict[tuple[str | None, Shape], float] = field(default_factory=dict)
     shares: ClassVar[bool] = True  # jobs on one link slow each other
 
@@ -172,9 +202,9 @@ class LayerProfiles:
     def _rate(self, model: str | None, shape: Shape) -> float:
         if model is None or shape.gpus == 1:
             return 1.0
-        trace = self.profiles[model]
+        trace = self.messages.get(model, self.profiles[model])
         step_s = longest_path(step_graph(trace, self.costs(shape))).seconds
-        return (trace.forward_s + trace.backward_s) / step_s
+        return (trace.forward_s + trace.backward_s + trace.update_s) / (step_s + trace.update_s)
 
     def costs(self, shape: Shape) -> list[AlphaBeta]:
         """All-reduce of each tier the gang uses, tightest first; links that others use too cost more per byte."""

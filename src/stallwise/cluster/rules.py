@@ -3,15 +3,30 @@
 import math
 from collections.abc import Sequence
 from dataclasses import dataclass
+from functools import lru_cache
 from typing import Any
 
 import numpy as np
 import numpy.typing as npt
 
 from stallwise.cluster.job import Job
-from stallwise.cluster.kernels.state import JOB, N_COUNTS, N_SEEN, RANDOM, RULES, Desk, Record, Rows, Space
+from stallwise.cluster.kernels.state import (
+    JOB,
+    N_COUNTS,
+    N_SEEN,
+    N_TIMES,
+    RANDOM,
+    ROUND_AT,
+    RULES,
+    WAKE_AT,
+    WAKE_PLANNED,
+    Desk,
+    Record,
+    Rows,
+    Space,
+)
 from stallwise.cluster.policy import BYS, FITS, PREEMPTINGS, REACHES, WAITINGS, Policy
-from stallwise.cluster.speed import FullSpeed, Shape, Speed
+from stallwise.cluster.speed import FullSpeed, Shape, Speed, even_parts
 from stallwise.cluster.topology import Cluster
 
 _WINDOW = 4096
@@ -37,7 +52,7 @@ class Costs:
 class Kinds:
     """Jobs of equal speed: a number per job, one job and gang for each number."""
 
-    of: npt.NDArray[np.int32]
+    of: npt.NDArray[np.int64]
     examples: tuple[Job, ...]
 
 
@@ -45,7 +60,7 @@ def kinds_of(jobs: Sequence[Job], speed: Speed) -> Kinds:
     """Group jobs by gang and by what their speed depends on."""
     numbers: dict[Any, int] = {}
     examples: list[Job] = []
-    of = np.zeros(len(jobs), dtype=np.int32)
+    of = np.zeros(len(jobs), dtype=np.int64)
     for index, job in enumerate(jobs):
         key = (speed.kind(job), job.gpus)
         if key not in numbers:
@@ -55,8 +70,10 @@ def kinds_of(jobs: Sequence[Job], speed: Speed) -> Kinds:
     return Kinds(of, tuple(examples))
 
 
-def rules_of(policy: Policy, costs: Costs, cluster: Cluster, speed: Speed, *, contention: bool) -> Record:
-    """A policy as numbers."""
+def rules_of(
+    policy: Policy, costs: Costs, cluster: Cluster, speed: Speed, *, contention: bool, live: bool = False
+) -> Record:
+    """A policy as numbers. `live`: on a real cluster, which tells when a job ends."""
     order, place, wait, stop = policy.order, policy.placement, policy.patience, policy.preemption
     tuning = wait.tuning
     values = {
@@ -86,6 +103,7 @@ def rules_of(policy: Policy, costs: Costs, cluster: Cluster, speed: Speed, *, co
         "preempt": PREEMPTINGS.index(stop.kind),
         "lease": float(stop.lease_s),
         "renew": int(stop.renew),
+        "aligned": int(stop.aligned and stop.kind == "lease"),
         "quantum": float(stop.quantum_s),
         "margin": float(stop.margin),
         "migrate": int(stop.migrate),
@@ -98,10 +116,11 @@ def rules_of(policy: Policy, costs: Costs, cluster: Cluster, speed: Speed, *, co
         "checkpoint_per_gpu": float(costs.checkpoint_s_per_gpu),
         "restart": float(costs.restart_s),
         "first_start": float(costs.first_start_s),
-        "machine": min(cluster.level("machine"), max(len(cluster.levels) - 1, 0)),
+        "machine": cluster.machine,
         "flat": int(isinstance(speed, FullSpeed)),
         "parts": int(getattr(speed, "by_parts", False)),
         "contention": int(contention),
+        "live": int(live),
     }
     row = np.zeros(1, dtype=RULES)
     for name, value in values.items():
@@ -113,7 +132,7 @@ def book_of(jobs: Sequence[Job], policy: Policy, speed: Speed, kinds: Kinds) -> 
     """One row per job, in order of arrival."""
     count = len(jobs)
     columns = np.zeros(count, dtype=JOB)
-    gang = np.array([job.gpus for job in jobs], dtype=np.int32)
+    gang = np.array([job.gpus for job in jobs], dtype=np.int64)
     work = np.array([job.work_s for job in jobs], dtype=np.float64)
     chunk = policy.preemption.chunk_iterations
     columns["arrival"][:] = [job.arrival_s for job in jobs]
@@ -142,9 +161,9 @@ def skewed(speed: Speed, job: Job) -> bool:
 def space_of(cluster: Cluster, held: int) -> Space:
     """An empty cluster."""
     gpus, levels = cluster.gpus, len(cluster.levels)
-    domain = np.vstack([cluster.domain, np.zeros((1, gpus), dtype=np.int32)]).astype(np.int32)
-    counts = np.array([row.max() + 1 for row in domain], dtype=np.int32)
-    first = np.zeros((levels + 1, counts.max()), dtype=np.int32)
+    domain = np.vstack([cluster.domain, np.zeros((1, gpus), dtype=np.int64)]).astype(np.int64)
+    counts = np.array([row.max() + 1 for row in domain], dtype=np.int64)
+    first = np.zeros((levels + 1, counts.max()), dtype=np.int64)
     size = np.zeros_like(first)
     for level, row in enumerate(domain):
         start = np.searchsorted(row, np.arange(counts[level]))
@@ -155,13 +174,13 @@ def space_of(cluster: Cluster, held: int) -> Space:
         first=first,
         size=size,
         domains=counts,
-        largest=size.max(axis=1).astype(np.int32),
+        largest=size.max(axis=1).astype(np.int64),
         free=size.copy(),
         open=size.copy(),
-        owner=np.full(gpus, -1, dtype=np.int32),
+        owner=np.full(gpus, -1, dtype=np.int64),
         clean=np.zeros(gpus),
-        crossing=np.zeros((max(levels, 1), counts.max()), dtype=np.int32),
-        held=np.zeros(held, dtype=np.int32),
+        crossing=np.zeros((max(levels, 1), counts.max()), dtype=np.int64),
+        held=np.zeros(held, dtype=np.int64),
     )
 
 
@@ -174,34 +193,37 @@ def desk_of(
     auto = policy.patience.kind == "auto"
     counts = np.zeros(N_COUNTS, dtype=np.int64)
     counts[RANDOM] = seed
-    clock = np.array([0.0, np.inf, 0.0, -1.0, -1.0])
+    clock = np.zeros(N_TIMES)
+    clock[WAKE_AT], clock[WAKE_PLANNED], clock[ROUND_AT] = np.inf, -1.0, -1.0
     seen = np.zeros(_SEEN if policy.order.by == "gittins" else 0)
     history = np.sort(np.array(policy.order.history_gpu_s, dtype=np.float64))
     if len(seen) and len(history):
         history = history if len(history) < _SEEN else np.quantile(history, np.linspace(0, 1, _SEEN // 2))
         seen[: len(history)] = history
         counts[N_SEEN] = len(history)
+    sums = np.concatenate([[0.0], np.cumsum(seen)])
     room = 4 * count + 64
     desk = Desk(
         limits=np.array(policy.order.limits_gpu_s, dtype=np.float64),
-        order=np.zeros(count, dtype=np.int32),
+        order=np.zeros(count, dtype=np.int64),
         tally=counts,
         clock=clock,
-        acts=np.zeros((room, 2), dtype=np.int32),
+        acts=np.zeros((room, 2), dtype=np.int64),
         heap_time=np.zeros(2 * room),
-        heap_what=np.zeros((2 * room, 3), dtype=np.int32),
+        heap_what=np.zeros((2 * room, 3), dtype=np.int64),
         wait_time=np.zeros((2, sizes, _WINDOW if auto else 1)),
         wait=np.zeros((2, sizes, _WINDOW if auto else 1)),
-        waits=np.zeros((2, sizes), dtype=np.int32),
+        waits=np.zeros((2, sizes), dtype=np.int64),
         queued=np.zeros((2, sizes), dtype=np.int64),
-        victims=np.zeros(count, dtype=np.int32),
+        victims=np.zeros(count, dtype=np.int64),
         tier=tiers(cluster, speed, kinds, policy),
         known=np.zeros(_TABLE, dtype=np.int64),
         speed=np.zeros(_TABLE),
-        need=np.zeros(room, dtype=np.int32),
+        need=np.zeros(room, dtype=np.int64),
         seen=seen,
+        sums=sums,
         series=np.zeros((4 * count + 64 if series else 1, 6)),
-        scratch=np.zeros(int(book["gang"].max()) + 1, dtype=np.int32),
+        scratch=np.zeros(cluster.gpus + 1, dtype=np.int64),
     )
     desk.queued[1][book["size"]] = book["gang"]
     return desk
@@ -218,24 +240,29 @@ def tiers(cluster: Cluster, speed: Speed, kinds: Kinds, policy: Policy) -> npt.N
     table = np.ones((len(kinds.examples), 2 * levels))
     if isinstance(speed, FullSpeed) or not (policy.patience.kind == "sensitivity" or policy.preemption.migrate):
         return table
+    parts = bool(getattr(speed, "by_parts", False))
     for kind, job in enumerate(kinds.examples):
         for level in range(levels):
-            table[kind, level] = speed.rate(job, least_spread(cluster, job.gpus, level))
-            table[kind, levels + level] = speed.rate(job, least_spread(cluster, job.gpus, level, ragged=True))
+            for ragged in (False, True):
+                shape = least_spread(cluster, job.gpus, level, ragged=ragged, by_parts=parts)
+                table[kind, levels * ragged + level] = speed.rate(job, shape)
     return table
 
 
-def least_spread(cluster: Cluster, gpus: int, level: int, *, ragged: bool = False) -> Shape:
+@lru_cache(maxsize=4096)
+def least_spread(cluster: Cluster, gpus: int, level: int, *, ragged: bool = False, by_parts: bool = False) -> Shape:
     """The tightest shape of a gang that crosses the borders below `level`: two domains where one would hold it.
 
     A ragged gang is on one machine more than it needs, and so (mostly) not evenly spread.
     """
     counts = []
-    machine = min(cluster.level("machine"), max(len(cluster.levels) - 1, 0))
+    machine = cluster.machine
     for below in range(len(cluster.levels)):
         needed = math.ceil(gpus / cluster.largest(below))
         needed = max(needed, 2 if below < level and gpus > 1 else 1)
         if ragged and below <= machine:
             needed = min(gpus, max(needed, math.ceil(gpus / cluster.largest(machine)) + 1))
         counts.append(needed)
-    return Shape(gpus=gpus, spans=tuple(counts))
+    # The tightest level may be slots: whoever prices by machine is told how many there are.
+    parts = even_parts(gpus, counts[machine]) if by_parts and counts else ()
+    return Shape(gpus=gpus, spans=tuple(counts), parts=parts)

@@ -8,13 +8,14 @@ import numpy.typing as npt
 
 from stallwise.cluster import job as jobs_module
 from stallwise.cluster.job import Job
-from stallwise.cluster.kernels.state import N_DONE, N_EVENTS, N_NEED, N_SERIES, Desk, Record, Rows, Space
+from stallwise.cluster.kernels.state import N_DONE, N_EVENTS, N_SERIES, Desk, Record, Rows, Space
 from stallwise.cluster.outcome import Outcome, Series
 from stallwise.cluster.policy import Policy
 from stallwise.cluster.rules import Costs, Kinds, book_of, desk_of, kinds_of, rules_of, space_of
-from stallwise.cluster.speed import FullSpeed, Shape, Speed
+from stallwise.cluster.shapes import tell_speeds
+from stallwise.cluster.speed import FullSpeed, Speed
 from stallwise.cluster.topology import Cluster
-from stallwise.errors import InputError, StallwiseError
+from stallwise.errors import StallwiseError
 
 __all__ = ["Costs", "View", "simulate"]
 
@@ -27,13 +28,13 @@ class View:
     """The simulation between two events, for those who check it. Arrays are the live ones: look, do not touch."""
 
     time_s: float
-    owner: npt.NDArray[np.int32]
+    owner: npt.NDArray[np.int64]
     """Job on each GPU, -1 where it is free. Numbers are places in the order of arrival."""
     book: Rows
     space: Space
     jobs: tuple[Job, ...]
 
-    def gpus_of(self, job: int) -> npt.NDArray[np.int32]:
+    def gpus_of(self, job: int) -> npt.NDArray[np.int64]:
         """What a running job holds."""
         start = int(self.book["offset"][job])
         return self.space.held[start : start + int(self.book["gang"][job])]
@@ -99,7 +100,9 @@ class _Run:
             most = 0 if watch is not None and answer == _NEED_SPEED else steps
             answer = run(self.rules, self.book, self.space, self.desk, most)
             if answer == _NEED_SPEED:
-                self._tell_speeds()
+                self.desk = tell_speeds(
+                    self.cluster, self.speed, self.jobs, self.rules, self.book, self.space, self.desk
+                )
             elif answer == _NEED_ROOM:
                 self.desk = _roomier(self.desk)
             elif answer == _STUCK:
@@ -111,40 +114,6 @@ class _Run:
                 watch(View(float(self.desk.clock[0]), self.space.owner, self.book, self.space, self.jobs))
             if progress is not None:
                 progress(int(self.desk.tally[N_DONE]), len(self.jobs))
-
-    def _tell_speeds(self) -> None:
-        """Compute the speed of every shape the loop met for the first time."""
-        from stallwise.cluster.kernels.space import shape_key
-
-        for job in self.desk.need[: self.desk.tally[N_NEED]]:
-            shape = self._shape(int(job))
-            rate = self.speed.rate(self.jobs[job], shape)
-            if not 0 < rate < float("inf"):
-                raise InputError(
-                    f"Job {self.jobs[job].id!r} would run at {rate} of full speed on {shape.spans} domains; "
-                    "a speed is above 0. Look at the profile of its model."
-                )
-            key = int(shape_key(self.space, self.rules, self.book, int(job), self.desk.scratch))
-            self.desk = _with_speed(self.desk, key, rate)
-
-    def _shape(self, job: int) -> Shape:
-        from stallwise.cluster.kernels.space import sharers
-
-        start = int(self.book["offset"][job])
-        gang = int(self.book["gang"][job])
-        held = self.space.held[start : start + gang]
-        spans = self.cluster.spans(held)
-        shared: tuple[int, ...] = ()
-        if self.rules["contention"]:
-            shared = tuple(
-                int(sharers(self.space, self.book, job, level)) if level >= self.rules["machine"] else 1
-                for level in range(len(spans))
-            )
-        parts: tuple[int, ...] = ()
-        if self.rules["parts"]:
-            counts = np.unique(self.cluster.domain[self.rules["machine"]][held], return_counts=True)[1]
-            parts = tuple(sorted((int(count) for count in counts), reverse=True))
-        return Shape(gpus=gang, spans=spans, sharers=shared, parts=parts)
 
     def outcome(self, jobs: Sequence[Job], turn: list[int], policy: str) -> Outcome:
         back = np.argsort(np.array(turn), kind="stable")
@@ -183,23 +152,3 @@ def _roomier(desk: Desk) -> Desk:
         heap_time=np.concatenate([desk.heap_time, np.zeros_like(desk.heap_time)]),
         heap_what=np.concatenate([desk.heap_what, np.zeros_like(desk.heap_what)]),
     )
-
-
-def _with_speed(desk: Desk, key: int, rate: float) -> Desk:
-    """Enter a speed into the open-addressed table; a half full one is doubled first."""
-    if 2 * (np.count_nonzero(desk.known) + 1) > len(desk.known):
-        old = [(int(k), float(v)) for k, v in zip(desk.known, desk.speed, strict=True) if k]
-        size = 2 * len(desk.known)
-        desk = desk._replace(known=np.zeros(size, dtype=np.int64), speed=np.zeros(size))
-        for k, v in old:
-            _enter(desk, k, v)
-    _enter(desk, key, rate)
-    return desk
-
-
-def _enter(desk: Desk, key: int, rate: float) -> None:
-    mask = len(desk.known) - 1
-    at = key & mask
-    while desk.known[at] not in (0, key):
-        at = (at + 1) & mask
-    desk.known[at], desk.speed[at] = key, rate

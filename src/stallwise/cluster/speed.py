@@ -6,10 +6,11 @@ the busiest link of each level. Two placements of one shape run equally fast, so
 """
 
 from collections.abc import Hashable
-from dataclasses import dataclass
-from typing import ClassVar, Protocol
+from dataclasses import dataclass, replace
+from typing import ClassVar, Protocol, Self
 
 from stallwise.cluster.job import Job
+from stallwise.cluster.topology import Cluster
 from stallwise.errors import InputError
 
 
@@ -57,14 +58,20 @@ class FullSpeed:
 
 @dataclass(frozen=True, slots=True)
 class Penalty:
-    """A flat factor by the widest border a gang crosses: `by_level[0]` inside the tightest domain, and so on out."""
+    """A flat factor by the widest border a gang crosses: `by_level[0]` inside a machine, and so on out."""
 
     by_level: tuple[float, ...]
+    machine: int = 0
+    """Which level of the shapes the machine is: above 0 where machines have slots, whose borders cost nothing."""
     shares: ClassVar[bool] = True  # jobs on one link slow each other
 
     def __post_init__(self) -> None:
         if not self.by_level or not all(0 < factor <= 1 for factor in self.by_level):
             raise InputError(f"Speeds by level must lie above 0 and at most at 1, not {self.by_level}.")
+
+    def inside(self, cluster: Cluster) -> Self:
+        """The same on a cluster, whose machines may have slots."""
+        return replace(self, machine=cluster.machine)
 
     def kind(self, job: Job) -> Hashable:
         """All alike."""
@@ -72,7 +79,13 @@ class Penalty:
 
     def rate(self, job: Job, shape: Shape) -> float:
         """The factor of the widest border, shared where others cross it too."""
-        width = min(shape.widest(), len(self.by_level) - 1)
+        width = min(max(0, shape.widest() - self.machine), len(self.by_level) - 1)
         alone = self.by_level[width]
         sharers = max(shape.sharers, default=1)
         return alone / (alone + (1 - alone) * sharers)
+
+
+def even_parts(gpus: int, machines: int) -> tuple[int, ...]:
+    """A gang spread as evenly as it goes, most GPUs first."""
+    least, more = divmod(gpus, machines)
+    return (least + 1,) * more + (least,) * (machines - more)

@@ -14,7 +14,7 @@ import numpy as np
 import numpy.typing as npt
 
 from stallwise.cluster.job import Job
-from stallwise.cluster.speed import Shape
+from stallwise.cluster.speed import Shape, even_parts
 from stallwise.errors import InputError, UnknownNameError
 
 POLLUX_EPOCHS = {"bert": 2, "cifar10": 100, "ncf": 10, "imagenet": 90, "deepspeech2": 80, "yolov3": 50}
@@ -203,10 +203,13 @@ class Apps:
         return job.model, job.batch_size
 
     def rate(self, job: Job, shape: Shape) -> float:
-        """Step when packed over step where it is; above 1 where a spread placement was measured quicker."""
+        """Step when packed over step where it is; above 1 where a spread placement was measured quicker.
+
+        A shape without parts is taken as even over the domains of its tightest level.
+        """
         if job.model is None or job.batch_size is None:
             return 1.0
-        parts = shape.parts or _even(shape.gpus, max(shape.spans[:1] or (1,)))
+        parts = shape.parts or even_parts(shape.gpus, max(shape.spans[:1] or (1,)))
         here = self.apps[job.model].step_s(parts, job.batch_size)
         return self._packed(job.model, shape.gpus, job.batch_size) / here
 
@@ -258,11 +261,6 @@ def packed(gpus: int, machine: int) -> tuple[int, ...]:
     """A gang on as few machines as hold it, most GPUs first."""
     whole, rest = divmod(gpus, machine)
     return (machine,) * whole + ((rest,) if rest else ())
-
-
-def _even(gpus: int, machines: int) -> tuple[int, ...]:
-    least, more = divmod(gpus, machines)
-    return (least + 1,) * more + (least,) * (machines - more)
 
 
 def _alone(table: Mapping[str, Mapping[str, Any]]) -> dict[tuple[str, int], float]:

@@ -7,7 +7,8 @@ the GPUs of every domain are consecutive.
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Self
+from functools import lru_cache
+from typing import Any, Self
 
 import numpy as np
 import numpy.typing as npt
@@ -39,13 +40,18 @@ class Cluster:
 
     def largest(self, level: int) -> int:
         """GPUs of the largest domain of a level."""
-        return int(np.bincount(self.domain[level]).max()) if level < len(self.levels) else self.gpus
+        return _largest(self, level) if level < len(self.levels) else self.gpus
 
     def level(self, name: str) -> int:
         """The number of a level by its name; the level above the last where there is none of that name."""
         return self.levels.index(name) if name in self.levels else len(self.levels)
 
-    def spans(self, gpus: Ids) -> tuple[int, ...]:
+    @property
+    def machine(self) -> int:
+        """The level of machines; the widest where none is called so."""
+        return min(self.level("machine"), max(len(self.levels) - 1, 0))
+
+    def spans(self, gpus: npt.NDArray[np.integer[Any]]) -> tuple[int, ...]:
         """How many domains of each level a set of GPUs touches."""
         return tuple(len(np.unique(row[gpus])) for row in self.domain)
 
@@ -107,3 +113,9 @@ class Cluster:
     def hosts(cls, levels: Sequence[str], hosts: Sequence[tuple[Sequence[str], int]]) -> Self:
         """From machines: each with its path (machine first, then its switch, …) and its number of GPUs."""
         return cls.tree(levels, [tuple(path) for path, gpus in hosts for _ in range(gpus)])
+
+
+@lru_cache(maxsize=256)
+def _largest(cluster: Cluster, level: int) -> int:
+    """Counted once: whoever weighs placements asks for every kind of job."""
+    return int(np.bincount(cluster.domain[level]).max())

@@ -31,7 +31,7 @@ class Tuning:
 
 @dataclass(slots=True)
 class AutoTuner:
-    """Windows of one gang size, for anyone who schedules outside the simulator's loop (`kernels/patience.py` has the
+    """Windows of one gang size, for anyone who schedules outside the simulator's loop (`kernels/waiting.py` has the
     same over arrays; a test holds them together)."""
 
     tuning: Tuning = field(default_factory=Tuning)

@@ -9,7 +9,7 @@ and equals stay in the order they had.
 import numpy as np
 
 from stallwise.cluster.kernels.compiled import compiled, inner
-from stallwise.cluster.kernels.state import DONE, N_FRESH, N_ORDER, N_SEEN, RUNNING, WAITING
+from stallwise.cluster.kernels.state import DONE, N_ENDED, N_FRESH, N_ORDER, N_SEEN, RUNNING, WAITING
 
 ARRIVAL, WORK, REMAINING, REMAINING_SERVICE, TIME, SERVICE, QUEUES, GITTINS, EFFICIENCY, TURNS = range(10)
 MANY = 48
@@ -39,8 +39,8 @@ def waited(rules, book, job, now):
     return here + book[job].waited if rules.survives else here
 
 
-@compiled
-def efficiency(book, job, now):
+@inner
+def _efficiency(book, job, now):
     """Dally's S: work done over time it took, 0 before the first run (the more a job was slowed, the smaller)."""
     spent = ran(book, job, now)
     if spent <= 0.0:
@@ -48,13 +48,15 @@ def efficiency(book, job, now):
     return (book[job].work - left(book, job, now)) / spent
 
 
-@inner
-def gittins(rules, desk, service):
-    """Odds of ending within delta over the service that takes, among ended jobs with more service; larger is better.
+@compiled
+def efficiency(book, job, now):
+    """Likewise, for Python."""
+    return _efficiency(book, job, now)
 
-    P(S - a ≤ Δ | S > a) / E[min(S - a, Δ) | S > a] over the sorted sample `seen` (Tiresias, NSDI 2019).
-    """
-    seen, total = desk.seen, desk.tally[N_SEEN]
+
+@inner
+def _first_above(seen, total, service):
+    """How many of the sorted sample are at most `service`."""
     low, high = 0, total
     while low < high:
         middle = (low + high) // 2
@@ -62,17 +64,23 @@ def gittins(rules, desk, service):
             high = middle
         else:
             low = middle + 1
+    return low
+
+
+@inner
+def gittins(rules, desk, service):
+    """Odds of ending within delta over the service that takes, among ended jobs with more service; larger is better.
+
+    P(S - a ≤ Δ | S > a) / E[min(S - a, Δ) | S > a] over the sorted sample `seen` and its running sums `sums`
+    (Tiresias, NSDI 2019).
+    """
+    total = desk.tally[N_SEEN]
+    low = _first_above(desk.seen, total, service)
     if low == total:
         return 0.0
-    ends, spent = 0, 0.0
-    for i in range(low, total):
-        over = seen[i] - service
-        if over <= rules.delta:
-            ends += 1
-            spent += over
-        else:
-            spent += rules.delta * (total - i)
-            break
+    high = _first_above(desk.seen, total, service + rules.delta)
+    ends = high - low
+    spent = desk.sums[high] - desk.sums[low] - ends * service + rules.delta * (total - high)
     return ends / max(spent, 1e-9)
 
 
@@ -90,6 +98,8 @@ def remember(desk, service):
         i -= 1
     seen[i] = service
     desk.tally[N_SEEN] = total + 1
+    for k in range(total + 1):
+        desk.sums[k + 1] = desk.sums[k] + seen[k]
 
 
 @inner
@@ -115,9 +125,10 @@ def set_key(rules, book, desk, job, now):
         service = ran(book, job, now) * book[job].gang
         key, key2 = -gittins(rules, desk, service), service
     elif by == EFFICIENCY:
-        key, key2 = efficiency(book, job, now), book[job].asked
+        key, key2 = _efficiency(book, job, now), book[job].asked
     elif by == TURNS:
-        key = now + 1.0 if book[job].state == RUNNING else book[job].asked
+        # Whoever waits comes before whoever runs; of these who began last: the longest turn ends first.
+        key = 2.0 * now + 1.0 - book[job].granted if book[job].state == RUNNING else book[job].asked
     if rules.age < np.inf and book[job].state == WAITING and now - book[job].asked >= rules.age:
         key, key2 = -np.inf, book[job].asked
     book[job].key, book[job].key2 = key, key2
@@ -126,6 +137,13 @@ def set_key(rules, book, desk, job, now):
 @inner
 def _before(book, a, b):
     return book[a].key < book[b].key or (book[a].key == book[b].key and book[a].key2 < book[b].key2)
+
+
+@inner
+def _comes_before(book, a, b):
+    if book[a].key == book[b].key and book[a].key2 == book[b].key2:
+        return book[a].place < book[b].place
+    return _before(book, a, b)
 
 
 @inner
@@ -144,37 +162,49 @@ def _insert(book, order, total):
 
 @inner
 def _sort_anew(book, order, total):
-    """Stable by the pair: least important part first."""
-    jobs = order[:total].copy()
-    keys = np.empty(total)
+    """From scratch (Shell 1959); where two stand equal, who was before stays before."""
     for i in range(total):
-        keys[i] = book[jobs[i]].key2
-    jobs = jobs[np.argsort(keys, kind="mergesort")]
-    for i in range(total):
-        keys[i] = book[jobs[i]].key
-    order[:total] = jobs[np.argsort(keys, kind="mergesort")]
+        book[order[i]].place = i
+    gap = total
+    while gap > 1:
+        gap = max(1, gap * 5 // 11)
+        for i in range(gap, total):
+            job, at = order[i], i
+            while at >= gap and _comes_before(book, job, order[at - gap]):
+                order[at] = order[at - gap]
+                at -= gap
+            order[at] = job
 
 
 @inner
-def rank(rules, book, desk, now):
-    """Drop the ended, say where everyone stands, and sort."""
+def _drop_ended(book, desk):
     order, kept = desk.order, 0
     for i in range(desk.tally[N_ORDER]):
         job = order[i]
         if book[job].state != DONE:
             order[kept] = job
             kept += 1
-    desk.tally[N_ORDER] = kept
-    if rules.by != ARRIVAL or rules.age < np.inf:
-        moving = rules.by == GITTINS or rules.age < np.inf
-        for i in range(kept):
-            job = order[i]
+    desk.tally[N_ORDER], desk.tally[N_ENDED] = kept, 0
+
+
+@inner
+def rank(rules, book, desk, now):
+    """Drop the ended, say where everyone stands, and sort."""
+    standing = rules.by == ARRIVAL and rules.age == np.inf
+    moving = rules.age < np.inf or (rules.by == GITTINS and desk.tally[N_ENDED] > 0)
+    # Who came stands in order already: the ended are passed over until there are as many as the root of the queue.
+    if not standing or desk.tally[N_ENDED] * desk.tally[N_ENDED] > desk.tally[N_ORDER]:
+        _drop_ended(book, desk)
+    if not standing:
+        total = desk.tally[N_ORDER]
+        for i in range(total):
+            job = desk.order[i]
             # Whoever waits stays where it stands, except where time or others' ends move it.
             if moving or book[job].state == RUNNING or not book[job].keyed:
                 set_key(rules, book, desk, job, now)
                 book[job].keyed = 1
         if desk.tally[N_FRESH] > MANY:
-            _sort_anew(book, order, kept)
+            _sort_anew(book, desk.order, total)
         else:
-            _insert(book, order, kept)
+            _insert(book, desk.order, total)
     desk.tally[N_FRESH] = 0

@@ -5,7 +5,7 @@
 import numpy as np
 
 from stallwise.cluster.kernels.compiled import compiled, inner
-from stallwise.cluster.kernels.state import RANDOM
+from stallwise.cluster.kernels.state import LESS, ONE, RANDOM, ZERO
 
 FIRST, BEST, ANY, EMPTIEST = 0, 1, 2, 3
 
@@ -22,8 +22,22 @@ def draw(desk):
     return np.float64(z >> np.uint64(11)) * (1.0 / 9007199254740992.0)
 
 
-@compiled
-def recount(space, gpu, free, open_):
+@inner
+def sort(values, start, count):
+    """A part of an array in place (Shell 1959): it comes in few ordered runs."""
+    gap = count // 2
+    while gap > 0:
+        for i in range(start + gap, start + count):
+            value, at = values[i], i
+            while at >= start + gap and values[at - gap] > value:
+                values[at] = values[at - gap]
+                at -= gap
+            values[at] = value
+        gap //= 2
+
+
+@inner
+def _count(space, gpu, free, open_):
     """Add to the counts of every domain a GPU belongs to."""
     for level in range(space.domain.shape[0]):
         d = space.domain[level, gpu]
@@ -31,23 +45,29 @@ def recount(space, gpu, free, open_):
         space.open[level, d] += open_
 
 
+@compiled
+def recount(space, gpu, free, open_):
+    """Likewise, for Python."""
+    _count(space, gpu, free, open_)
+
+
 @inner
 def take(space, book, job, gpu, slot):
     """Give one free GPU to a job, as the `slot`-th of its gang."""
     space.owner[gpu] = job
     space.held[book[job].offset + slot] = gpu
-    recount(space, gpu, -1, -1)
+    _count(space, gpu, LESS, LESS)
 
 
 @inner
 def give(space, book, job, clean):
     """Take all GPUs of a job back; they can be used from `clean` on. GPUs of a victim were counted as open already."""
-    marked = book[job].mark
+    marked = np.int64(book[job].mark == 1)
     for slot in range(book[job].gang):
         gpu = space.held[book[job].offset + slot]
         space.owner[gpu] = -1
         space.clean[gpu] = clean
-        recount(space, gpu, 1, 0 if marked else 1)
+        _count(space, gpu, ONE, ONE - marked)
     book[job].mark = 0
 
 
@@ -58,14 +78,14 @@ def mark(space, book, job, on):
         return
     book[job].mark = on
     for slot in range(book[job].gang):
-        recount(space, space.held[book[job].offset + slot], 0, 1 if on else -1)
+        _count(space, space.held[book[job].offset + slot], ZERO, ONE if on else LESS)
 
 
 @inner
 def lift(space, book, job, step):
     """Count a running job's GPUs as free (1) or as taken again (-1), without a change of owner: to ask what if."""
     for slot in range(book[job].gang):
-        recount(space, space.held[book[job].offset + slot], step, step)
+        _count(space, space.held[book[job].offset + slot], step, step)
 
 
 @inner
@@ -148,7 +168,7 @@ def _from_range(space, book, job, slot, start, stop):
     for gpu in range(start, stop):
         if slot == book[job].gang:
             break
-        if space.owner[gpu] < 0:
+        if space.owner[gpu] == -1:  # lower ones may not be used by anybody
             take(space, book, job, gpu, slot)
             slot += 1
     return slot
@@ -171,8 +191,7 @@ def fill(space, rules, book, job, level, domain):
             low = space.first[machine, part]
             high = low + space.size[machine, part]
         slot = _from_range(space, book, job, slot, low, high)
-    offset = book[job].offset
-    space.held[offset : offset + gang].sort()
+    sort(space.held, book[job].offset, gang)
 
 
 @inner
@@ -213,8 +232,8 @@ def cross(space, book, job, step):
                 last = d
 
 
-@compiled
-def sharers(space, book, job, level):
+@inner
+def _sharers(space, book, job, level):
     """Jobs on the busiest link of a level that this job uses, itself included; 1 where it uses none."""
     if spans(space, book, job, level) < 2:
         return 1
@@ -226,18 +245,31 @@ def sharers(space, book, job, level):
 
 
 @compiled
-def shape_key(space, rules, book, job, scratch):
+def sharers(space, book, job, level):
+    """Likewise, for Python."""
+    return _sharers(space, book, job, level)
+
+
+@inner
+def key_of(space, rules, book, job, scratch):
     """A number that tells shapes of one kind of job apart (64 bits, mixed)."""
-    key = np.uint64(book[job].kind) + np.uint64(0x9E3779B97F4A7C15)
+    # The kind is mixed in by itself: beside small counts of domains another kind could make the same number.
+    key = _mixed(np.uint64(0x9E3779B97F4A7C15), book[job].kind)
     for level in range(space.domain.shape[0] - 1):
         key = _mixed(key, spans(space, book, job, level))
         if rules.contention and level >= rules.machine:
-            key = _mixed(key, sharers(space, book, job, level))
+            key = _mixed(key, _sharers(space, book, job, level))
     if rules.parts:
         total = _parts(space, rules, book, job, scratch)
         for i in range(total):
             key = _mixed(key, scratch[i])
     return np.int64(key | np.uint64(1))
+
+
+@compiled
+def shape_key(space, rules, book, job, scratch):
+    """Likewise, for Python."""
+    return key_of(space, rules, book, job, scratch)
 
 
 @inner
@@ -257,5 +289,5 @@ def _parts(space, rules, book, job, scratch):
             total += 1
             last = d
         scratch[total - 1] += 1
-    scratch[:total].sort()
+    sort(scratch, 0, total)
     return total

@@ -1,4 +1,7 @@
-"""The arrays everything is decided over, as named tuples numba can take apart."""
+"""The arrays everything is decided over, as named tuples numba can take apart.
+
+Numbers of jobs, GPUs and domains are 64 bits wide everywhere: every function is then compiled for one kind of number.
+"""
 
 from typing import Any, NamedTuple
 
@@ -6,7 +9,6 @@ import numpy as np
 import numpy.typing as npt
 
 F = npt.NDArray[np.float64]
-I4 = npt.NDArray[np.int32]
 I8 = npt.NDArray[np.int64]
 Rows = npt.NDArray[np.void]
 Record = Any
@@ -15,11 +17,15 @@ Record = Any
 OUTSIDE, WAITING, RUNNING, DONE = 0, 1, 2, 3
 """States of a job."""
 
-START, STOP, MOVE = 0, 1, 2
+# As numpy's numbers, not Python's: those numba takes for constants, and compiles what they are passed to once for each.
+START, STOP, MOVE = np.arange(3)
 """Actions of a decision."""
 
-FINISH, LEASE, DEMOTE, PROMOTE, WAKE, ROUND = 0, 1, 2, 3, 4, 5
+FINISH, LEASE, DEMOTE, PROMOTE, WAKE, ROUND = np.arange(6)
 """Events."""
+
+ZERO, ONE, LESS = np.array([0, 1, -1])
+"""Steps of a count, likewise."""
 
 # Slots of `Desk.tally`.
 (
@@ -44,8 +50,21 @@ FINISH, LEASE, DEMOTE, PROMOTE, WAKE, ROUND = 0, 1, 2, 3, 4, 5
     HELD,  # GPUs of running jobs, packed ones counted twice
     N_VICTIMS,
     SERVING,  # 1 while those who come first may push others aside
+    N_ENDED,  # ended jobs still in `order`
+    N_CHOSEN,  # waiting jobs that would get GPUs
+    REQUEUED,  # jobs that changed queue since queues were last put in turn
     N_COUNTS,
-) = range(22)
+) = range(25)
+
+# Slots of `Desk.clock`, in seconds.
+(
+    NOW_AT,
+    WAKE_AT,  # when the patience of somebody who declined an offer ends
+    CHANGED,  # above 0: who shares links has changed since speeds were last looked up
+    WAKE_PLANNED,
+    ROUND_AT,  # the end of the present round or slice
+    N_TIMES,
+) = range(6)
 
 
 def _columns(kind: str, names: str) -> list[tuple[str, str]]:
@@ -58,7 +77,7 @@ RULES = np.dtype(
         *_columns("f8", "share factor cap lease quantum margin migrate_gain force_gain pack packed_rate admit"),
         *_columns("f8", "checkpoint_per_gpu restart first_start"),
         *_columns("i8", "by strict running_first fit reach localities avoid patience skips survives wakes preempt"),
-        *_columns("i8", "renew migrate force machine flat parts contention"),
+        *_columns("i8", "renew aligned migrate force machine flat parts contention live"),
     ],
     align=True,
 )
@@ -68,12 +87,12 @@ JOB = np.dtype(
     [
         # What every pass looks at comes first and fits a cache line.
         *_columns("f8", "key key2 began"),
-        *_columns("i4", "gang host place run_version end_version"),
+        *_columns("i8", "gang host"),
+        *_columns("i4", "place run_version end_version"),
         *_columns("i1", "state mark keyed queue"),
         *_columns("f8", "left rate since ran arrival work util chunk base granted over asked waited lease"),
         *_columns("f8", "first finish forgiven pending"),
-        *_columns("i8", "offset seq"),
-        *_columns("i4", "kind size stops moves guest"),
+        *_columns("i8", "offset seq kind size stops moves guest"),
         *_columns("i1", "skew widest"),
     ],
     align=True,
@@ -84,38 +103,39 @@ JOB = np.dtype(
 class Space(NamedTuple):
     """GPUs and the tree above them; the last level is the whole cluster."""
 
-    domain: I4
-    first: I4
-    size: I4
-    domains: I4
-    largest: I4
-    free: I4
-    open: I4
-    owner: I4
+    domain: I8
+    first: I8
+    size: I8
+    domains: I8
+    largest: I8
+    free: I8
+    open: I8
+    owner: I8
     clean: F
-    crossing: I4
-    held: I4
+    crossing: I8
+    held: I8
 
 
 class Desk(NamedTuple):
     """What the loop keeps besides: the queue, events, windows of waits, known speeds, the log."""
 
     limits: F
-    order: I4
+    order: I8
     tally: I8
     clock: F
-    acts: I4
+    acts: I8
     heap_time: F
-    heap_what: I4
+    heap_what: I8
     wait_time: F
     wait: F
-    waits: I4
+    waits: I8
     queued: I8
-    victims: I4
+    victims: I8
     tier: F
     known: I8
     speed: F
-    need: I4
+    need: I8
     seen: F
+    sums: F
     series: F
-    scratch: I4
+    scratch: I8

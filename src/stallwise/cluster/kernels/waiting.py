@@ -8,21 +8,21 @@ from stallwise.cluster.kernels.compiled import compiled, inner
 from stallwise.cluster.kernels.space import machines_for, tightest
 
 NONE, TIMERS, AUTO, SENSITIVITY = 0, 1, 2, 3
-MACHINE, RACK = 0, 1
+MACHINE, RACK = np.arange(2)
 _SLACK = 1e-9
 
 
-@compiled
-def note_wait(rules, desk, size, tier, now, wait):
+@inner
+def keep_wait(rules, desk, size, tier, now, wait):
     """A job of that size got a machine (or a rack) after `wait` leases."""
     if rules.patience != AUTO or wait < 1.0:
         return
     times, waits = desk.wait_time[tier, size], desk.wait[tier, size]
     total = desk.waits[tier, size]
     if total == len(times):  # full: the oldest goes
-        times[:-1] = times[1:].copy()
-        waits[:-1] = waits[1:].copy()
         total -= 1
+        for i in range(total):
+            times[i], waits[i] = times[i + 1], waits[i + 1]
     times[total], waits[total] = now / rules.lease, wait
     total += 1
     before, kept, i = now / rules.lease - rules.history, 0, 0
@@ -41,7 +41,13 @@ def note_wait(rules, desk, size, tier, now, wait):
 
 
 @compiled
-def estimate(rules, desk, size, tier):
+def note_wait(rules, desk, size, tier, now, wait):
+    """Likewise, for Python."""
+    keep_wait(rules, desk, size, tier, now, wait)
+
+
+@inner
+def _estimate(rules, desk, size, tier):
     """Mean and some deviations of a window, in leases; 1 where it is empty."""
     total = desk.waits[tier, size]
     if total == 0:
@@ -57,9 +63,15 @@ def estimate(rules, desk, size, tier):
     return mean + rules.deviations * np.sqrt(variance / total)
 
 
+@compiled
+def estimate(rules, desk, size, tier):
+    """Likewise, for Python."""
+    return _estimate(rules, desk, size, tier)
+
+
 @inner
 def _tuned(rules, desk, size, tier):
-    guess = np.ceil(estimate(rules, desk, size, tier) - _SLACK)
+    guess = np.ceil(_estimate(rules, desk, size, tier) - _SLACK)
     if tier == MACHINE:
         return min(np.ceil(rules.share * rules.history - _SLACK), max(rules.least_machine, guess))
     return min(rules.history, max(rules.least_rack, guess))

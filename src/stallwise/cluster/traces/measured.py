@@ -14,8 +14,10 @@ class Measured:
 
     profiles: Path | None = None
     """Folder of layer profiles or applications, or Gavel's table; None: looked for beside the trace."""
+    own: tuple[tuple[str, Path], ...] = ()
+    """Models of the trace, each with the folder of a run or a layer file that gives its speed."""
     network: str = "released"
-    """Links of layer profiles: a name of `profiles.NETWORKS`."""
+    """Links of layer profiles, as `profiles.network_of` reads them."""
     gpu: str = "v100"
     """Worker type of Gavel's table."""
 

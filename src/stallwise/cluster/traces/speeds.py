@@ -8,7 +8,7 @@ from stallwise.cluster.speed import Penalty, Speed
 from stallwise.cluster.topology import Cluster
 from stallwise.cluster.traces.measured import Measured, beside
 from stallwise.cluster.traces.rows import Trace
-from stallwise.errors import UnknownNameError
+from stallwise.errors import InputError, UnknownNameError
 
 _LAYERS = "layer_profiles"
 
@@ -25,32 +25,49 @@ class Speeds:
 
 def speeds_of(trace: Trace, path: Path, measured: Measured, flat: tuple[float, ...] | None) -> tuple[Trace, Speeds]:
     """The trace with a note on where its speeds come from, and those."""
+    if measured.own and (flat is not None or trace.speed is not None):
+        other = "--slowdown" if flat is not None else f"what was measured with {trace.source}"
+        raise InputError(f"Speeds come from --profile or from {other}, not from both. Leave one out.")
     if flat is not None:
         penalty = Penalty(flat)
         return _noted(trace, "Speed by the widest border a gang crosses, alike for all jobs: --slowdown."), Speeds(
-            on=lambda _: penalty
+            on=lambda cluster: penalty.inside(cluster)
         )
     if trace.speed is not None:
         return trace, Speeds(on=lambda _: trace.speed)
     found = None
     if trace.format == "Dally" or (measured.profiles is not None and any(job.model for job in trace.jobs)):
         found = beside(path, measured, _LAYERS)
-    if found is None:
+    if found is None and not measured.own:
         said = "Nothing is known about the speed of these jobs by placement: where they run costs nothing."
         return _noted(trace, said), Speeds(on=lambda _: None)
     return _layered(trace, found, measured)
 
 
-def _layered(trace: Trace, folder: Path, measured: Measured) -> tuple[Trace, Speeds]:
-    from stallwise.cluster.profiles import NETWORKS, LayerProfiles, read_profiles
+def _layered(trace: Trace, folder: Path | None, measured: Measured) -> tuple[Trace, Speeds]:
+    from stallwise.cluster.own_profiles import own_profile
+    from stallwise.cluster.profiles import LayerProfiles, network_of, read_profiles
 
-    if measured.network not in NETWORKS:
-        raise UnknownNameError(f"network ({', '.join(NETWORKS)})", measured.network, NETWORKS)
-    known = read_profiles(folder)
-    network = NETWORKS[measured.network]
-    said = f"Speed by placement from the layer profiles in {folder.name}, {measured.network} network."
-    speeds = Speeds(on=lambda cluster: LayerProfiles(known, network, levels=cluster.levels), models=tuple(known))
+    network = network_of(measured.network)
+    _check_names(trace, measured)
+    own = {name: own_profile(path) for name, path in measured.own}
+    known = (read_profiles(folder) if folder is not None else {}) | {name: it.gradients for name, it in own.items()}
+    sent = {name: it.messages for name, it in own.items()}
+    sources = [f"the layer profiles in {folder.name}"] if folder is not None else []
+    sources += [f"{path} for {name}" for name, path in measured.own]
+    said = f"Speed by placement from {', '.join(sources)}, network {measured.network}."
+    speeds = Speeds(
+        on=lambda cluster: LayerProfiles(known, network, levels=cluster.levels, messages=sent), models=tuple(known)
+    )
     return _noted(trace, said), speeds
+
+
+def _check_names(trace: Trace, measured: Measured) -> None:
+    """A profile that no job would use is a slip of the pen."""
+    models = sorted({job.model for job in trace.jobs if job.model is not None})
+    for name, _ in measured.own:
+        if name not in models:
+            raise UnknownNameError(f"model in {trace.source}", name, models)
 
 
 def _noted(trace: Trace, said: str) -> Trace:
