@@ -5,9 +5,14 @@ from pathlib import Path
 from typing import Any
 
 import msgspec
+import numpy as np
 import pytest
+import yaml
 
+from stallwise.record.launch import begin_record
+from stallwise.record.profile import profile_of
 from stallwise.run.manifest import MANIFEST_NAME, read_manifest
+from stallwise.run.reader import Run
 from tests.conftest import Cli
 from tests.report.made_runs import make_full_run
 
@@ -79,7 +84,8 @@ def test_json_adds_up(ask: Cli, run: str) -> None:
     pick = found["pick"]
     assert pick["time_low_s"] <= pick["time_s"] <= pick["time_high_s"] * (1 + 1e-12)
     assert pick["in_time"] >= 0.9
-    rent = pick["usd_per_h"] * pick["machines"] * pick["time_s"] / 3600
+    rent = pick["usd_per_h"] * pick["machines"] * pick["billed_s"] / 3600
+    assert pick["billed_s"] == pytest.approx(pick["time_s"] - 87.27, abs=0.01)  # nobody bills for the wait
     assert pick["usd"] == pytest.approx(rent + pick["moving_usd"] + pick["keeping_usd"])
     assert found["prices"]["age_days"] > 0
     assert found["lost"]
@@ -112,11 +118,100 @@ def test_terms_from_a_file(ask: Cli, run: str, tmp_path: Path) -> None:
 
 
 def test_spot_and_its_places(ask: Cli, run: str) -> None:
+    short = ask("recommend", run, *WORK, "--spot-only", "--mean-life", "1min", code=1)
+    assert "lost before the job gets anywhere" in short.stderr
     found = _json(ask, run, *WORK, "--deadline", "24h", "--spot-only", "--mean-life", "12h")
     assert found["pick"]["market"] == "spot"
     assert found["pick"]["spot"]["losses"] > 0
     assert found["places"]["highest_usd_per_h"] > found["places"]["lowest_usd_per_h"]
     assert "--mean-life" in _no(ask, run, *WORK, "--spot")
+
+
+def _series(folder: Path) -> Path:
+    """Ten days of a zone that has one machine for some hours and then has none."""
+    random = np.random.default_rng(4)
+    data: list[int] = []
+    while len(data) < 2880:
+        data += [1] * int(random.integers(20, 150)) + [0] * int(random.integers(2, 40))
+    path = folder / "us-east-1a_v100_1.json"
+    path.write_text(json.dumps({"metadata": {"gap_seconds": 300}, "data": data[:2880]}))
+    return path
+
+
+@pytest.mark.parametrize("lives", ["--mean-life", "published", "log"])
+def test_spot_is_exactly_what_spot_plan_says(ask: Cli, run: str, tmp_path: Path, lives: str) -> None:
+    """Hours and dollars of the pick, from drawn lives and from the replays of a log's trace."""
+    given = {
+        "--mean-life": ("--mean-life", "5h"),
+        "published": ("--lifetimes", "K80/us-east1"),
+        "log": ("--lifetimes", str(_series(tmp_path))),
+    }[lives]
+    found = _json(ask, run, *WORK, "--spot-only", *given, "--max-nodes", "1" if lives == "log" else "4")
+    pick = found["pick"]
+    plan = json.loads(ask(*found["spot_plan"][1:], "--json").stdout)
+    assert ("replays of the job" in plan["method"]) == (lives == "log")
+    assert plan["plan"]["finish_s"]["mean"] == pytest.approx(pick["time_s"], rel=1e-5)
+    assert plan["plan"]["cost_usd"]["mean"] == pytest.approx(pick["usd"], rel=1e-5)
+    assert plan["plan"]["losses"] == pytest.approx(pick["spot"]["losses"], rel=1e-5)
+    assert plan["interval"]["used_s"] == pytest.approx(pick["spot"]["checkpoint_every_s"], rel=1e-5)
+
+
+def test_starting_counts_on_demand_as_on_spot(ask: Cli, run: str) -> None:
+    """The same fleet takes as long and costs as much whether or not spot was looked at as well."""
+    asked = (*WORK, "--deadline", "12h", "--clouds", "aws")
+    alone = _json(ask, run, *asked)
+    beside = _json(ask, run, *asked, "--spot", "--mean-life", "1min")
+    assert beside["pick"] == alone["pick"]
+    assert any("on demand and spot alike" in words for words in alone["assumptions"])
+    at_once = _json(ask, run, *asked, "--provision", "0s", "--startup", "0s")
+    assert alone["pick"]["fleet"] == at_once["pick"]["fleet"]
+    assert alone["pick"]["time_s"] - at_once["pick"]["time_s"] == pytest.approx(87.27 + 83.57, abs=0.01)
+    assert not any("Google" in words for words in at_once["assumptions"])
+    assert "--spot-only" in _no(ask, run, *WORK, "--mean-life", "12h")
+
+
+@pytest.mark.parametrize(
+    ("script", "module", "line"),
+    [
+        ("train.py", False, "train.py --lr 1"),
+        ("acme.train", True, "-m acme.train --lr 1"),
+        ("bin/train", False, "bin/train"),
+    ],
+)
+def test_the_hand_over_starts_scripts_and_modules(
+    ask: Cli, tmp_path: Path, script: str, module: bool, line: str
+) -> None:
+    folder = tmp_path / "run"
+    make_full_run(folder)
+    known = read_manifest(folder)
+    arguments = tuple(line.split()[-2:]) if "--lr" in line else ()
+    job = msgspec.structs.replace(known.job, script=script, module=module, arguments=arguments)
+    (folder / MANIFEST_NAME).write_bytes(msgspec.json.encode(msgspec.structs.replace(known, job=job)))
+    task, batch = tmp_path / "task.yaml", tmp_path / "job.sh"
+    done = ask(
+        "recommend", str(folder), *WORK, "--deadline", "12h", "--torchrun", "--skypilot", str(task), "--slurm",
+        str(batch),
+    )  # fmt: skip
+    launch = next(text for text in done.stdout.splitlines() if text.startswith("torchrun"))
+    assert launch.endswith(f" {line}")
+    assert f"    {line}\n" in batch.read_text()
+    assert yaml.safe_load(task.read_text())["run"].rstrip().endswith(f"\n  {line}")
+
+
+def test_a_record_knows_that_its_script_is_a_module(tmp_path: Path) -> None:
+    begin_record(tmp_path / "run", script="acme.train", arguments=(), launcher="python", module=True)
+    assert read_manifest(tmp_path / "run").job.module
+
+
+def test_a_trace_does_not_say_how_its_job_is_started(ask: Cli, tmp_path: Path) -> None:
+    folder = tmp_path / "run"
+    make_full_run(folder)
+    known = read_manifest(folder)
+    job = msgspec.structs.replace(known.job, script="resnet50 (trace)", launcher="trace")
+    (folder / MANIFEST_NAME).write_bytes(msgspec.json.encode(msgspec.structs.replace(known, job=job)))
+    done = ask("recommend", str(folder), *WORK, "--deadline", "12h", "--torchrun")
+    assert "put it for train.py" in done.stderr
+    assert "(trace)" not in done.stdout.splitlines()[-1]
 
 
 def test_a_run_without_layers_is_judged_with_a_wider_interval(ask: Cli, run: str, bare: str) -> None:
@@ -181,3 +276,54 @@ def test_a_machine_record_goes_before_the_list(ask: Cli, run: str, tmp_path: Pat
     measured = _json(ask, run, *asked, "--machine", f"p4d.24xlarge={file}")
     eight = [next(o for o in found["points"] if o["fleet"] == "1 × p4d.24xlarge") for found in (listed, measured)]
     assert eight[1]["time_s"] > eight[0]["time_s"]
+
+
+def _record(path: Path, *, rate: float, decode: float, gpu: str, precision: str = "fp32") -> str:
+    network = {
+        "name": "resnet50", "precision": precision, "batch": 64, "samples_per_s": rate, "low_samples_per_s": None,
+        "high_samples_per_s": None, "step_s": 64 / rate, "parameters": 25_557_032, "gradient_bytes": 102_228_128,
+        "device": gpu,
+    }  # fmt: skip
+    per_core = {
+        "library": "made", "pixels": [500, 375], "file_bytes": 110_000, "one_core_samples_per_s": decode,
+        "per_core_samples_per_s": decode, "cores": 8,
+    }  # fmt: skip
+    record = {
+        "kind": "machine", "schema_version": 1, "created": "2026-11-15T12:00:00Z", "stallwise_version": "0", "ranks": 1,
+        "nodes": 1, "networks": [network], "decode": per_core, "hosts": [{"node": 0, "gpus": [gpu]}],
+    }  # fmt: skip
+    path.write_text(json.dumps(record))
+    return str(path)
+
+
+def test_what_was_measured_on_both_machines_goes_before_the_model(ask: Cli, run: str, tmp_path: Path) -> None:
+    """Twice the G: compute takes half as long, whatever the lists say. Cores half as fast: twice as long to prepare."""
+    here = _record(tmp_path / "here.json", rate=300.0, decode=200.0, gpu="NVIDIA A10G")
+    there = _record(tmp_path / "there.json", rate=600.0, decode=100.0, gpu="NVIDIA A100-SXM4-40GB")
+    other = _record(tmp_path / "other.json", rate=600.0, decode=100.0, gpu="NVIDIA A100-SXM4-40GB", precision="bf16")
+    asked = (*WORK, "--instances", "a2-highgpu-1g", "--max-nodes", "1", "--deadline", "1000h", "--scale-batch")
+    now = _json(ask, run, *asked)
+    only_there = _json(ask, run, *asked, "--machine", f"a2-highgpu-1g={there}")
+    both = _json(ask, run, *asked, "--machine", f"a2-highgpu-1g={there}", "--here-machine", here)
+    in_bf16 = _json(ask, run, *asked, "--machine", f"a2-highgpu-1g={other}", "--here-machine", here)
+    step = {name: _alone(found)["split_s"]["compute"] for name, found in {"now": now, "both": both}.items()}
+    # Every GPU keeps its batch: at another one, what does not grow with it would have its part.
+    assert step["both"] != pytest.approx(step["now"], rel=0.05)
+    assert step["both"] == pytest.approx(0.5 * _computed_s(run), rel=1e-6)
+    assert _alone(only_there)["split_s"]["compute"] == pytest.approx(step["now"], rel=1e-6)
+    assert _alone(in_bf16)["split_s"]["compute"] == pytest.approx(step["now"], rel=1e-6)
+    assert any("--here-machine" in words for words in only_there["assumptions"])
+    assert any("its G is not used" in words for words in in_bf16["assumptions"])
+    assert any("preparing a sample 2 × as long" in words for words in both["assumptions"])
+    assert _alone(both)["workers_per_gpu"] >= _alone(now)["workers_per_gpu"]
+    assert "was measured on A100-40GB-SXM; g5.xlarge has A10G" in _no(
+        ask, run, *WORK, "--machine", f"g5.xlarge={there}"
+    )
+
+
+def _alone(found: Any) -> Any:
+    return next(one for one in found["front"] if one["gpus"] == 1)
+
+
+def _computed_s(run: str) -> float:
+    return profile_of(Run.open(Path(run))).split.compute.s

@@ -169,6 +169,17 @@ def test_every_neighbour_says_why_with_figures() -> None:
     assert any(re.search(r"network stall \d+ %: 40 Gb/s for 1\.\d GB of gradients", why) for why in said), said
 
 
+def test_where_nothing_is_as_quick_the_answer_is_to_stay() -> None:
+    """Without limits, and with only a slower GPU to rent."""
+    slow = tuple(one for one in catalog().offers if one.instance.name == "g4dn.xlarge" and one.market == "on-demand")
+    found = ask(among=slow, of=made_subject(layers=6, prepare_s=0.01), max_nodes=1)
+    assert found.pick is not None
+    assert found.pick.job_s > found.home.job_s
+    assert found.stay is not None
+    assert found.verdict.startswith("Stay where you are and nothing has to change")
+    assert any("as quick as the run's own machine" in words for words in found.warnings)
+
+
 def test_stay_and_raise_num_workers() -> None:
     """Compute leaves the loader far behind, cores are idle, and more workers make the deadline."""
     slow = made_subject(prepare_s=0.8)  # two workers: 0.4 s a step, eight cores for four GPUs

@@ -1,23 +1,24 @@
 """`stallwise recommend RUN`: what to rent, or to stay."""
 
-from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
 import typer
 
+from stallwise.cli import recommend_inputs as inputs
 from stallwise.cli.output import Exit, Json, answer, warn
-from stallwise.errors import InputError, UnknownNameError
+from stallwise.errors import InputError
 
 if TYPE_CHECKING:
     from stallwise.cloud.recommend import Recommendation
     from stallwise.cloud.subject import Subject
-    from stallwise.cloud.wish import SpotTerms, Wish
+    from stallwise.cloud.wish import Wish
     from stallwise.hardware.catalog import Catalog
-    from stallwise.hardware.machine import MachineRecord
-    from stallwise.spot.lifetimes.models import Lifetime
+    from stallwise.run.manifest import JobRecord
 
 _EVERYTHING = "Comma-separated, or repeated."
+_READ_FROM = ("trace", "layer file")
+"""Launchers of runs that were read from another tool's file: how their job is started is not known."""
 
 
 def recommend(
@@ -63,6 +64,10 @@ def recommend(
     machine: Annotated[
         list[str] | None, typer.Option("--machine", help="INSTANCE=FILE: a machine record goes before listed values.")
     ] = None,
+    here_machine: Annotated[
+        Path | None,
+        typer.Option("--here-machine", help="Machine record of the run's own machine, to hold theirs against."),
+    ] = None,
     here_price: Annotated[
         float | None, typer.Option("--here-price", help="Dollars per hour of one machine of the run's own.")
     ] = None,
@@ -102,39 +107,47 @@ def recommend(
 
     if optimizer not in ("sgd", "momentum", "adam"):
         raise InputError(f"--optimizer takes sgd, momentum or adam, not {optimizer!r}.")
-    subject = subject_of(Run.open(run), catalog, optimizer=optimizer, parameters=_count(parameters))
-    losses = _spot(subject, mean_life, lifetimes, provision, startup, checkpoint) if spot or spot_only else None
-    work = _work(epochs, epoch_samples, samples)
+    counted = inputs.count(parameters)
+    subject = subject_of(Run.open(run), catalog, optimizer=optimizer, parameters=counted)
+    begins = inputs.starting(provision, startup)
+    losses = None
+    if spot or spot_only:
+        losses = inputs.spot_terms(run, mean_life, lifetimes, begins, checkpoint, counted)
+    elif mean_life is not None or lifetimes is not None:
+        raise InputError("--mean-life and --lifetimes are of spot machines: give --spot or --spot-only as well.")
+    work = inputs.work(epochs, epoch_samples, samples)
     from stallwise.cloud.terms import terms_of
     from stallwise.cloud.wish import Wish
 
     wish = Wish(
         samples=work[0],
         epochs=work[1],
-        deadline_s=_seconds(deadline),
-        budget_usd=_usd(budget),
-        sure=_share(sure),
-        clouds=_names("cloud", clouds, catalog.clouds),
-        regions=_regions(regions, clouds, catalog),
-        gpus=_gpus(gpus, catalog),
-        instances=_instances(instances, catalog),
+        deadline_s=inputs.seconds(deadline),
+        budget_usd=inputs.usd(budget),
+        sure=inputs.share(sure),
+        clouds=inputs.names("cloud", clouds, catalog.clouds),
+        regions=inputs.regions(regions, clouds, catalog),
+        gpus=inputs.gpus(gpus, catalog),
+        instances=inputs.instances(instances, catalog),
         max_nodes=max_nodes,
         retired=retired,
         arm=arm,
         on_demand=not spot_only,
         spot=losses,
         scale_batch=not keep_global_batch,
-        workers=_workers(workers),
-        data_in=_place(data_in, catalog),
-        data_bytes=_data_bytes(data_size, subject, epoch_samples, needed=data_in is not None),
-        provision_s=losses.provision_s if losses else _seconds(provision) or 0.0,
-        startup_s=losses.restart_s if losses else _seconds(startup) or 0.0,
-        evaluation_s=_seconds(evaluation) or 0.0,
-        checkpoint_s=_seconds(checkpoint) or 0.0,
-        checkpoint_every_s=_seconds(checkpoint_every),
+        workers=inputs.workers(workers),
+        data_in=inputs.place(data_in, catalog),
+        data_bytes=inputs.data_bytes(data_size, subject, epoch_samples, needed=data_in is not None),
+        provision_s=begins.provision_s,
+        startup_s=begins.startup_s,
+        said=begins.said,
+        evaluation_s=inputs.seconds(evaluation) or 0.0,
+        checkpoint_s=inputs.seconds(checkpoint) or 0.0,
+        checkpoint_every_s=inputs.seconds(checkpoint_every),
         terms=terms_of(catalog, discount or (), quota or (), terms),
-        machines=_machines(machine or [], catalog),
-        here_usd_per_h=here_price,
+        machines=inputs.machines(machine or [], catalog),
+        here=inputs.machine(here_machine),
+        here_usd_per_h=inputs.price(here_price),
     )
     _answer(subject, wish, catalog, run, html, skypilot, slurm, torchrun=torchrun, as_json=as_json)
 
@@ -171,23 +184,25 @@ def _answer(
     if found.pick is None and found.stay is None:
         typer.echo(found.impossible or "Nothing keeps the limits.", err=True)
         raise typer.Exit(Exit.NO)
+    if found.pick is not None and found.pick.spot is not None and not as_json:
+        from stallwise.cloud.handover import spot_plan_line
+
+        typer.echo(f"\nWhat else can be done on spot: {spot_plan_line(found.pick, found)}", err=True)
     _hand_over(found, run, skypilot, slurm, torchrun=torchrun, as_json=as_json)
 
 
 def _hand_over(
     found: "Recommendation", run: Path, skypilot: Path | None, slurm: Path | None, *, torchrun: bool, as_json: bool
 ) -> None:
-    from stallwise.run.manifest import read_manifest
-
     if not (skypilot or slurm or torchrun):
         return
     from stallwise.cloud.handover import ranked, skypilot_yaml, slurm_batch, torchrun_line
     from stallwise.report.recommend import show_settings
+    from stallwise.run.manifest import read_manifest
     from stallwise.run.redact import MASK
 
     job = read_manifest(run).job
-    # A job profiled with -m has a module's name for its script.
-    command = [*([] if job.script.endswith(".py") else ["-m"]), job.script, *job.arguments]
+    command = _command(job)
     pick = ranked(found)[0]
     typer.echo(f"\nGive the script: {show_settings(pick)}.", err=True)
     if any(MASK in word for word in job.arguments):
@@ -198,6 +213,14 @@ def _hand_over(
         _write(skypilot, skypilot_yaml(found, command), "SkyPilot task")
     if slurm is not None:
         _write(slurm, slurm_batch(found, command), "Slurm batch file")
+
+
+def _command(job: "JobRecord") -> list[str]:
+    """What torchrun is to run: the script, or -m and the module, with the arguments of the run."""
+    if job.launcher in _READ_FROM:
+        warn("The run was read from another tool's file and does not say how its job is started: put it for train.py.")
+        return ["train.py"]
+    return [*(["-m"] if job.module else []), job.script, *job.arguments]
 
 
 def _write(path: Path, text: str, what: str) -> None:
@@ -217,7 +240,7 @@ def _measured(
 
     if epochs is None or not epochs > 0:
         raise InputError("Say how many epochs the job has with --epochs.")
-    deadline_s, budget_usd = _seconds(deadline), _usd(budget)
+    deadline_s, budget_usd = inputs.seconds(deadline), inputs.usd(budget)
     found = choose_measured(read_configurations(table, catalog), epochs, deadline_s=deadline_s, budget_usd=budget_usd)
     answer(lambda: measured_document(found), lambda: draw_measured(found), as_json=as_json)
     if found.infeasible:
@@ -229,188 +252,3 @@ def _measured(
             err=True,
         )
         raise typer.Exit(Exit.NO)
-
-
-def _work(epochs: float | None, epoch_samples: float | None, samples: float | None) -> tuple[float, float]:
-    """Samples of an epoch, and epochs."""
-    if samples is not None:
-        if epochs is not None:
-            raise InputError("Give --samples of the whole job, or --epochs with --epoch-samples.")
-        return (samples, 1.0) if epoch_samples is None else (epoch_samples, samples / epoch_samples)
-    if epochs is None:
-        raise InputError("Say how long the job is: --samples of the whole job, or --epochs with --epoch-samples.")
-    if epoch_samples is None:
-        raise InputError("A run does not know how large the data set is: give --epoch-samples with --epochs.")
-    return epoch_samples, epochs
-
-
-def _split(given: Sequence[str] | None) -> list[str]:
-    return [word.strip() for text in given or () for word in text.split(",") if word.strip()]
-
-
-def _names(kind: str, given: Sequence[str] | None, known: Sequence[str]) -> frozenset[str] | None:
-    words = _split(given)
-    by_lower = {name.lower(): name for name in known}
-    for word in words:
-        if word.lower() not in by_lower:
-            raise UnknownNameError(kind, word, known)
-    return frozenset(by_lower[word.lower()] for word in words) or None
-
-
-def _regions(given: Sequence[str] | None, clouds: Sequence[str] | None, catalog: "Catalog") -> frozenset[str] | None:
-    found = _names("region with prices", given, catalog.regions())
-    wanted = _names("cloud", clouds, catalog.clouds)
-    for region in found or ():
-        if wanted and not any(region in catalog.regions(cloud) for cloud in wanted):
-            raise InputError(
-                f"No price is listed for {region} in {', '.join(sorted(wanted))}. Leave --clouds out, or import prices "
-                "with stallwise catalog import."
-            )
-    return found
-
-
-def _gpus(given: Sequence[str] | None, catalog: "Catalog") -> frozenset[str] | None:
-    return frozenset(name for word in _split(given) for name in catalog.gpu_names(word)) or None
-
-
-def _instances(given: Sequence[str] | None, catalog: "Catalog") -> frozenset[str] | None:
-    return frozenset(catalog.instance(word).name for word in _split(given)) or None
-
-
-def _place(text: str | None, catalog: "Catalog") -> tuple[str, str] | None:
-    """`us-east-1` or `aws/us-east-1`."""
-    if text is None:
-        return None
-    cloud, slash, region = text.partition("/")
-    name = region if slash else cloud
-    for one in catalog.clouds:
-        if slash and one.lower() != cloud.lower():
-            continue
-        for known in catalog.regions(one):
-            if known.lower() == name.lower():
-                return one, known
-    raise UnknownNameError("region with prices", name, catalog.regions())
-
-
-def _data_bytes(text: str | None, subject: "Subject", epoch_samples: float | None, *, needed: bool) -> float | None:
-    """Of the data set: as given, or an epoch of what the run read per sample."""
-    from stallwise.units import parse_bytes
-
-    if text is not None:
-        return parse_bytes(text)
-    if epoch_samples is not None and subject.bytes_per_sample is not None:
-        return subject.bytes_per_sample * epoch_samples
-    if needed:
-        raise InputError("How large the data set is is not known here: give --data-size with --data-in.")
-    return None
-
-
-def _machines(given: Sequence[str], catalog: "Catalog") -> "dict[str, MachineRecord]":
-    from stallwise.hardware.machine import read_machine
-
-    found = {}
-    for text in given:
-        name, equals, path = text.partition("=")
-        if not equals:
-            raise InputError(f"--machine takes INSTANCE=FILE, like p4d.24xlarge=machine.json, not {text!r}.")
-        found[catalog.instance(name).name] = read_machine(Path(path))
-    return found
-
-
-def _spot(
-    subject: "Subject",
-    mean_life: str | None,
-    lifetimes: str | None,
-    provision: str | None,
-    startup: str | None,
-    checkpoint: str | None,
-) -> "SpotTerms":
-    from stallwise.cloud.wish import SpotTerms
-    from stallwise.spot.plan.regress import checkpoint_time, machine_start, worker_start
-
-    life, name = _life(mean_life, lifetimes)
-    said = []
-    save_s = _seconds(checkpoint)
-    if save_s is None:
-        if subject.checkpoint_bytes is None:
-            raise InputError("How long one checkpoint takes is not known. Give --checkpoint 30s.")
-        guess = checkpoint_time(subject.checkpoint_bytes)
-        save_s = guess.s
-        said.append(guess.said.replace("--checkpoint-time", "--checkpoint"))
-    times = []
-    for given, guessed in ((provision, machine_start()), (startup, worker_start())):
-        times.append(guessed.s if given is None else _seconds(given) or 0.0)
-        if given is None:
-            said.append(guessed.said.replace("--restart", "--startup"))
-    return SpotTerms(life=life, name=name, save_s=save_s, provision_s=times[0], restart_s=times[1], said=tuple(said))
-
-
-def _life(mean_life: str | None, lifetimes: str | None) -> "tuple[Lifetime, str]":
-    if (mean_life is None) == (lifetimes is None):
-        raise InputError(
-            "How long do spot machines live? A price does not say. Give --mean-life 12h, or --lifetimes (an event log, "
-            "or GPU/REGION of a published table; see stallwise spot fit published)."
-        )
-    if mean_life is not None:
-        from stallwise.spot.lifetimes.models import Exponential
-
-        mean_s = _seconds(mean_life) or 0.0
-        if mean_s <= 0:
-            raise InputError(f"--mean-life takes a time above 0, not {mean_life!r}.")
-        return Exponential(mean_s), f"a mean life of {mean_life}, whatever the age"
-    assert lifetimes is not None  # noqa: S101 - one of the two is given
-    from stallwise.spot.lifetimes.fit import estimate
-    from stallwise.spot.lifetimes.published import watched_in
-    from stallwise.spot.lifetimes.readers import read_log
-
-    gpu, slash, region = lifetimes.partition("/")
-    if slash and not Path(lifetimes).exists():
-        table = watched_in(gpu, region)
-        return table.life(), f"{table.gpu} in {table.region}, {table.machines} machines watched in 2019, 24 h limit"
-    log = read_log(Path(lifetimes))
-    found = estimate(log.lives, log.source)
-    return found.curve, f"{log.source}, {found.machines:,} machines, {found.losses:,} lost"
-
-
-def _seconds(text: str | None) -> float | None:
-    from stallwise.units import parse_seconds
-
-    return None if text is None else parse_seconds(text)
-
-
-def _share(text: str) -> float:
-    from stallwise.units import parse_share
-
-    return parse_share(text)
-
-
-def _usd(text: str | None) -> float | None:
-    """`500usd`, `$500` or `500`."""
-    if text is None:
-        return None
-    plain = text.lower().strip().removeprefix("$").removesuffix("usd").replace(",", "").strip()
-    try:
-        return float(plain)
-    except ValueError:
-        raise InputError(f"{text!r} is not an amount like 500usd.") from None
-
-
-def _count(text: str | None) -> float | None:
-    """`25.6M`, `7B` or a number."""
-    if text is None:
-        return None
-    scales = {"k": 1e3, "m": 1e6, "b": 1e9}
-    scale = scales.get(text[-1:].lower(), 1.0)
-    try:
-        found = float(text[:-1] if scale > 1 else text) * scale
-    except ValueError:
-        found = 0.0
-    if found <= 0:
-        raise InputError(f"{text!r} is not a number of parameters like 25.6M.")
-    return found
-
-
-def _workers(count: int | None) -> int | None:
-    if count is not None and count < 1:
-        raise InputError(f"--workers takes a whole number from 1, not {count}.")
-    return count

@@ -84,6 +84,7 @@ def zones(
     """The zone planned for, and others to compare with."""
     from stallwise.spot.lifetimes.models import Exponential
     from stallwise.spot.plan.fleet import Kind
+    from stallwise.spot.plan.history import usable
     from stallwise.units import parse_seconds
 
     if bool(lifetimes) == (mean_life is not None):
@@ -103,9 +104,9 @@ def zones(
         return [(name, kind(name, Exponential(mean_s), age_s), None)]
     found: list[tuple[str, Kind, Trace | None]] = []
     for text in _with_neighbours(lifetimes):
-        name, life, trace = _zone(text, machines)
+        name, life, trace = zone(text)
         # Only the first zone has machines already.
-        found.append((name, kind(name, life, 0.0 if found else age_s), trace))
+        found.append((name, kind(name, life, 0.0 if found else age_s), usable(trace, machines)))
     return found
 
 
@@ -120,10 +121,10 @@ def _with_neighbours(lifetimes: Sequence[str]) -> list[str]:
     return [*lifetimes, *(f"{one.gpu}/{one.region}" for one in others)]
 
 
-def _zone(text: str, machines: int) -> "tuple[str, Lifetime, Trace | None]":
+def zone(text: str) -> "tuple[str, Lifetime, Trace | None]":
+    """What a log or a published table says: its name, the lifetime, and the trace where it holds one."""
     from stallwise.spot.lifetimes.fit import estimate
     from stallwise.spot.lifetimes.published import watched_in
-    from stallwise.spot.plan.history import SHORTEST_S
 
     found_log = log(text)
     if not Path(text).exists():
@@ -133,9 +134,7 @@ def _zone(text: str, machines: int) -> "tuple[str, Lifetime, Trace | None]":
         return name, table.life(), None
     found = estimate(found_log.lives, found_log.source)
     name = f"{found_log.source}, {found.machines:,} machines, {found.losses:,} lost"
-    trace = found_log.trace
-    usable = trace is not None and trace.most >= machines and trace.end_s - trace.at_s[0] >= SHORTEST_S
-    return name, found.curve, trace if usable else None
+    return name, found.curve, found_log.trace
 
 
 def times(

@@ -34,6 +34,13 @@ def whatif(
     machine: Annotated[
         Path | None, typer.Option("--machine", help="Links as measured by stallwise probe; goes before listed ones.")
     ] = None,
+    here_machine: Annotated[
+        Path | None,
+        typer.Option(
+            "--here-machine",
+            help="Record of the run's own machine: with --machine also compute, preparing, disk as measured on both.",
+        ),
+    ] = None,
     bucket: Annotated[
         str | None, typer.Option("--bucket", help="DDP's buckets, FSDP's units, Horovod's fusion, P3's slices: 50MiB.")
     ] = None,
@@ -75,6 +82,8 @@ def whatif(
     Each option can be given alone; what is not said stays as measured. Exit code 0: predicted. 2: it cannot be, and one
     sentence says what to give.
     """
+    from dataclasses import replace
+
     from stallwise.model.whatif import Change
     from stallwise.record.outlook import outlook_of
     from stallwise.units import parse_factor, parse_share
@@ -91,9 +100,10 @@ def whatif(
         workers=workers,
         cached=None if cache is None else parse_share(cache),
         storage_speed=1.0 if storage is None else parse_factor(storage),
-        cores_per_node=asked.instance.vcpus if asked.instance else None,
+        cores_per_node=_cores(asked),
     )
-    found = outlook_of(job, change, asked, curve=curve)
+    change, said = _as_measured(job, change, asked, here_machine, compute=compute, storage=storage)
+    found = outlook_of(replace(job, assumptions=(*job.assumptions, *said)), change, asked, curve=curve)
     from stallwise.report.whatif import draw
     from stallwise.report.whatif_json import document
 
@@ -149,6 +159,40 @@ def _asked(
         machine=None if machine is None else read_machine(machine),
         machine_name="" if machine is None else machine.name,
     )
+
+
+def _cores(asked: "Asked") -> int | None:
+    """Of a node: as in the machine record, else as listed."""
+    host = next(iter(asked.machine.hosts), None) if asked.machine else None
+    if host is not None and host.cores:
+        return host.cores
+    return asked.instance.vcpus if asked.instance else None
+
+
+def _as_measured(
+    job: "Job", change: "Change", asked: "Asked", here: Path | None, *, compute: str | None, storage: str | None
+) -> "tuple[Change, tuple[str, ...]]":
+    """The change with compute, preparing and disk as two machine records have them; what was said goes first."""
+    from dataclasses import replace
+
+    from stallwise.hardware.machine import read_machine
+    from stallwise.record.against import against
+
+    if here is None:
+        return change, ()
+    if asked.machine is None:
+        raise InputError("--here-machine is held against the machine to go to: give its record with --machine.")
+    known = against(asked.machine, read_machine(here))
+    changed = replace(
+        change,
+        compute_speed=1 / known.compute if compute is None and known.compute else change.compute_speed,
+        prepare_speed=1 / known.decode if known.decode and job.work is not None else 1.0,
+        storage_speed=1 / known.disk
+        if storage is None and known.disk and job.work is not None
+        else change.storage_speed,
+    )
+    said = f"{asked.machine_name} against {here.name}: {known.said or 'nothing that both measured'}."
+    return changed, (said,)
 
 
 def _best(job: "Job", change: "Change", asked: "Asked", path: Path) -> "Best":

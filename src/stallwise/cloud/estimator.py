@@ -7,7 +7,9 @@
 It answers for any resources the optimizer asks about: by instance type where they name one, else by GPU and count.
 """
 
+import re
 from collections.abc import Callable
+from dataclasses import replace
 from typing import Any
 
 import numpy as np
@@ -20,7 +22,10 @@ from stallwise.cloud.wish import Wish
 from stallwise.errors import InputError
 from stallwise.hardware.catalog import Catalog
 from stallwise.hardware.instance import Instance
+from stallwise.units import GIB
 
+_N1_GIB_PER_VCPU = {"standard": 3.75, "highmem": 6.5, "highcpu": 0.9}
+"""Google's N1 machines (its documentation of machine families)."""
 Resources = Any
 """sky.Resources; SkyPilot is not needed to import this."""
 
@@ -36,7 +41,7 @@ def estimator(subject: Subject, wish: Wish, catalog: Catalog, nodes: int = 1) ->
 
 def job_s(subject: Subject, wish: Wish, instance: Instance, nodes: int) -> float:
     """From the order to the end, on whole machines."""
-    shapes, _, unjudged = shapes_of(subject, [instance], wish.machines)
+    shapes, _, unjudged = shapes_of(subject, [instance], wish.machines, wish.here)
     if not shapes:
         raise InputError(next(iter(unjudged.values())))
     if nodes > 1 and not shapes[0].networked:
@@ -52,11 +57,29 @@ def job_s(subject: Subject, wish: Wish, instance: Instance, nodes: int) -> float
 
 def _instance(catalog: Catalog, resources: Resources) -> Instance:
     cloud = str(resources.cloud).lower() if resources.cloud is not None else None
-    if resources.instance_type is not None:
-        return catalog.instance(resources.instance_type, cloud)
+    name = resources.instance_type
     label, count = next(iter((resources.accelerators or {}).items()), (None, 0))
+    if name is not None and (label is None or (cloud or "gcp", name) in catalog.instances):
+        return catalog.instance(name, cloud)
     gpu = catalog.gpu_of_label(label, cloud) if label else None
-    for instance in catalog.instances.values():
-        if instance.gpu == gpu and instance.gpu_count == count and cloud in (None, instance.cloud):
-            return instance
-    raise InputError(f"The catalog has no instance type with {count:g} × {label}, so its time cannot be told.")
+    alike = [
+        instance
+        for instance in catalog.instances.values()
+        if instance.gpu == gpu and instance.gpu_count == count and cloud in (None, instance.cloud)
+    ]
+    named = [instance for instance in alike if name in (instance.name, instance.name.partition("+")[0])]
+    if not alike:
+        raise InputError(f"The catalog has no instance type with {count:g} × {label}, so its time cannot be told.")
+    if named or name is None:
+        return (named or alike)[0]
+    attached = next((instance for instance in alike if "+" in instance.name), None)
+    return catalog.instance(name, cloud) if attached is None else _on_host(attached, name)
+
+
+def _on_host(instance: Instance, host: str) -> Instance:
+    """Google attaches GPUs to any N1 host: the same GPUs on another one, whose name says how large it is."""
+    found = re.fullmatch(r"n1-(standard|highmem|highcpu)-(\d+)", host)
+    if found is None:
+        return instance
+    vcpus = int(found[2])
+    return replace(instance, name=host, vcpus=vcpus, memory_bytes=int(_N1_GIB_PER_VCPU[found[1]] * vcpus * GIB))

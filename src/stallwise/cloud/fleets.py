@@ -5,18 +5,19 @@ matters are one *shape*, and offers are joined to shapes afterwards.
 """
 
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 
 import numpy as np
 import numpy.typing as npt
 
-from stallwise.cloud.compute import GpuTime, gpu_time
+from stallwise.cloud.compute import GpuTime, gpu_time, precision_on
 from stallwise.cloud.subject import Subject
 from stallwise.errors import InputError
 from stallwise.hardware.instance import Instance, gpu_link_bytes_per_s
 from stallwise.hardware.machine import MachineRecord
 from stallwise.model.calibrate import OwnLinks
 from stallwise.model.fabric import NCCL, Fabric
+from stallwise.record.against import Against, against
 from stallwise.record.prediction import link_of_gpu
 from stallwise.record.setup import Asked, fabric_of
 
@@ -43,6 +44,13 @@ class Shape:
     """Whether that between the GPUs of one is; without, one GPU of it can be used."""
     measured: bool = False
     """From a machine record."""
+    known: Against = field(default_factory=Against)
+    """What that record says against the one of the run's own machine."""
+
+    @property
+    def prepare(self) -> float:
+        """How many times as long a core takes for a sample as one of the run's machine; 1 where nobody measured it."""
+        return self.known.decode or 1.0
 
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
@@ -68,9 +76,15 @@ class Fleets:
 
 
 def shapes_of(
-    subject: Subject, instances: Iterable[Instance], machines: Mapping[str, MachineRecord]
+    subject: Subject,
+    instances: Iterable[Instance],
+    machines: Mapping[str, MachineRecord],
+    here: MachineRecord | None = None,
 ) -> tuple[tuple[Shape, ...], dict[tuple[str, str], int], dict[str, str]]:
-    """Shapes; which shape each (cloud, instance type) has; and what could not be judged, with why, by GPU name."""
+    """Shapes; which shape each (cloud, instance type) has; and what could not be judged, with why, by GPU name.
+
+    `here` is the record of the run's own machine, against which those of `machines` are held.
+    """
     times: dict[str, GpuTime] = {}
     unjudged: dict[str, str] = {}
     found: dict[tuple[object, ...], Shape] = {}
@@ -86,7 +100,7 @@ def shapes_of(
                 continue
         key = (*_key(instance), instance.name if instance.name in machines else "")
         if key not in found:
-            found[key] = _shape(subject, instance, times[gpu.name], machines.get(instance.name))
+            found[key] = _shape(subject, instance, times[gpu.name], machines.get(instance.name), here)
             number[key] = len(number)
         of_type[instance.cloud, instance.name] = number[key]
     return tuple(found.values()), of_type, unjudged
@@ -124,24 +138,31 @@ def _key(instance: Instance) -> tuple[object, ...]:
     )
 
 
-def _shape(subject: Subject, instance: Instance, time: GpuTime, record: MachineRecord | None) -> Shape:
+def _shape(
+    subject: Subject, instance: Instance, time: GpuTime, record: MachineRecord | None, here: MachineRecord | None
+) -> Shape:
     asked = Asked(instance=instance, machine=record, machine_name=f"{instance.name}'s machine record" if record else "")
     if gpu_link_bytes_per_s(instance) is None and instance.gpu_count > 1 and record is None:
         # Nobody lists the link inside: what the GPU itself has.
         asked = replace(asked, link_bytes_per_s=link_of_gpu(instance.gpu))
     fabric = fabric_of(subject.job, asked, OwnLinks(), instance.gpu_count)
     disk = record.disk_read_bytes_per_s if record is not None else None
+    known = Against()
+    if record is not None and here is not None:
+        known = against(record, here, precision_on(subject, instance.gpu))
+    host = record.hosts[0] if record is not None and record.hosts else None
     return Shape(
         instance=instance,
-        time=time,
+        time=time if known.compute is None else gpu_time(subject, instance.gpu, known),
         # GPUs of a cloud talk by NCCL, whatever the run used.
         fabric=replace(fabric, algorithms=NCCL),
-        cores=instance.vcpus,
-        memory_bytes=float(instance.memory_bytes),
+        cores=(host.cores if host else None) or instance.vcpus,
+        memory_bytes=float((host.memory_bytes if host else None) or instance.memory_bytes),
         storage_bytes_per_s=disk or _storage_bytes_per_s(instance),
         networked=fabric.between is not None,
         linked=instance.gpu_count == 1 or fabric.inside is not None,
         measured=record is not None,
+        known=known,
     )
 
 

@@ -78,6 +78,28 @@ def torchrun_line(pick: Option, command: Sequence[str]) -> str:
     return " ".join([*words, shlex.join(command)])
 
 
+def spot_plan_words(pick: Option, found: Recommendation) -> list[str]:
+    """The pick as `stallwise spot plan` asks it: the same hours and dollars, with levers, zones and closed form."""
+    assert pick.spot is not None and found.wish.spot is not None  # noqa: S101, PT018 - asked only for spot picks
+    asked, kind = pick.spot.question, pick.spot.question.kind
+    words = ["stallwise", "spot", "plan", found.subject.job.trace.source]
+    words += ["--work", f"{asked.work_s:.9g}s", "--machines", str(asked.machines)]
+    words += ["--price", f"{kind.usd_per_h:.6g}", "--spot-price", f"{kind.spot_usd_per_h:.6g}", *found.wish.spot.given]
+    for option, seconds in (
+        ("--checkpoint-time", asked.save_s),
+        ("--provision", asked.provision_s),
+        ("--restart", asked.restart_s),
+        ("--deadline", asked.deadline_s),
+    ):
+        words += [] if seconds is None else [option, f"{seconds:.9g}s"]
+    return words if asked.budget_usd is None else [*words, "--budget", f"{asked.budget_usd:g}"]
+
+
+def spot_plan_line(pick: Option, found: Recommendation) -> str:
+    """The same for a shell."""
+    return shlex.join(spot_plan_words(pick, found))
+
+
 def slurm_batch(found: Recommendation, command: Sequence[str]) -> str:
     """A batch file for nodes like the pick's on a cluster of one's own."""
     pick = ranked(found)[0]

@@ -1,7 +1,8 @@
 """Bids on machines that may vanish.
 
 All of them are first judged by Daly's closed form, whose only use is to leave few: those on the front of time and cost.
-These go through `spot/plan` replay by replay, and what comes out stands in the answer.
+These go through `spot/plan` replay by replay, as `stallwise spot plan` does it: the same interval between checkpoints,
+the same replays of a log's trace where there is one. What comes out stands in the answer.
 """
 
 from dataclasses import dataclass, replace
@@ -13,12 +14,15 @@ from stallwise.cloud.choose import front, keeps
 from stallwise.cloud.fleets import Numbers
 from stallwise.cloud.wish import SpotTerms, Wish
 from stallwise.model.steps import Columns
+from stallwise.spot.plan.evaluate import evaluate, judged, used_interval_s
 from stallwise.spot.plan.fleet import Kind
-from stallwise.spot.plan.interval import young_daly_s
-from stallwise.spot.plan.outlook import Question, Result, evaluate, judged
+from stallwise.spot.plan.history import usable
+from stallwise.spot.plan.question import Question, Result
 
-MOST = 20
-"""Fleets that are replayed."""
+MOST = 8
+"""Fleets that are replayed: so many that may be picked, and as many of the rest of the front."""
+_LOST = 100.0
+"""A fleet that loses so many machines on the way gets nowhere; it is not replayed."""
 _GRID = np.array([-1.645, -1.036, -0.674, -0.385, -0.126, 0.126, 0.385, 0.674, 1.036, 1.645])
 """Normal quantiles at 5, 15 … 95 %."""
 
@@ -87,7 +91,9 @@ def _roughly(bids: Bids, terms: SpotTerms) -> Bids:
     interval = np.minimum(np.maximum(work, 1.0), np.sqrt(2 * terms.save_s / rate) + 1.0)
     with np.errstate(over="ignore"):
         tries = (1 / rate + terms.provision_s + terms.restart_s) * np.expm1(rate * (interval + terms.save_s))
-        factor = np.where(spot, tries / interval, 1.0)
+        stretch = tries / interval
+        lost = rate * work * stretch
+    factor = np.where(spot, np.where(lost < _LOST, stretch, np.inf), 1.0)
     return _stretched(bids, factor, terms)
 
 
@@ -135,7 +141,7 @@ def question_of(bids: Bids, column: int, wish: Wish) -> Question:
         on_loss=terms.on_loss,
         deadline_s=wish.deadline_s,
         budget_usd=wish.budget_usd,
-        trace=terms.trace,
+        trace=usable(terms.trace, int(bids.nodes[column])),
         other_usd_per_h=one.keeping_usd_per_h or 0.0,
         replays=terms.replays,
         seed=terms.seed,
@@ -144,10 +150,8 @@ def question_of(bids: Bids, column: int, wish: Wish) -> Question:
 
 def _replay(bids: Bids, column: int, wish: Wish, columns: dict[str, Columns], place: int) -> Replayed:
     question = question_of(bids, column, wish)
-    terms = wish.spot
-    assert terms is not None  # noqa: S101 - asked only for spot bids
-    interval_s = min(young_daly_s(terms.save_s, terms.life.mean_s / question.machines), question.work_s)
-    outcomes = evaluate(question, max(interval_s, 1.0))
+    interval_s = used_interval_s(question)
+    outcomes = evaluate(question, interval_s)
     once = bids.offers[int(bids.offer[column])].moving_usd or 0.0
     work = bids.job_s[column] - bids.fixed_s
     low, high = ((bound[column] - bids.fixed_s) / work for bound in (bids.low_s, bids.high_s))
@@ -162,7 +166,7 @@ def _replay(bids: Bids, column: int, wish: Wish, columns: dict[str, Columns], pl
     columns["job_s"][place], columns["usd"][place] = outcomes.finish_s.mean(), once + outcomes.cost_usd.mean()
     return Replayed(
         question=question,
-        interval_s=max(interval_s, 1.0),
+        interval_s=interval_s,
         result=judged(outcomes, question),
         in_time=float(soon.mean()),
         in_budget=float(cheap.mean()),

@@ -55,7 +55,13 @@ class Option:
     storage_bound: bool
     """Whether reading what memory does not keep sets the pace."""
     shape: Shape
+    provision_s: float = 0.0
     spot: Replayed | None = None
+
+    @property
+    def billed_s(self) -> float:
+        """Of `job_s`, what the machines are paid for."""
+        return self.job_s - self.provision_s
 
     @property
     def gpus(self) -> int:
@@ -93,7 +99,7 @@ def option_of(subject: Subject, bids: Bids, column: int, wish: Wish, replays: Ma
     used, nodes = int(fleets.used[fleet]), int(fleets.nodes[fleet])
     step_s, low_s, high_s = (float(column_of[fleet]) for column_of in (speeds.step_s, speeds.low_s, speeds.high_s))
     factor, passes = float(speeds.batch[fleet]), int(speeds.passes[fleet])
-    workers = _enough_workers(subject, factor, step_s, int(speeds.workers[fleet]))
+    workers = _enough_workers(subject, factor, step_s, int(speeds.workers[fleet]), shape.prepare)
     answer = answer_of(subject, shape, used, nodes, factor, passes, workers)
     per_gpu = subject.samples * factor
     batch = per_gpu * used * nodes
@@ -130,15 +136,16 @@ def option_of(subject: Subject, bids: Bids, column: int, wish: Wish, replays: Ma
         answer=answer,
         storage_bound=step_s > 1.01 * answer.step_s,
         shape=shape,
+        provision_s=bids.provision_s,
         spot=replayed,
     )
 
 
-def _enough_workers(subject: Subject, batch: float, step_s: float, most: int) -> int:
+def _enough_workers(subject: Subject, batch: float, step_s: float, most: int, prepare: float) -> int:
     """As few as keep loading a fifth quicker than the step; all there is room for where it sets the pace."""
     if subject.job.work is None:
         return most
-    work_s = (subject.job.work.prepare_s + subject.job.work.blocked_s) * batch
+    work_s = (subject.job.work.prepare_s * prepare + subject.job.work.blocked_s) * batch
     return min(most, max(1, math.ceil(1.2 * work_s / step_s)))
 
 
@@ -175,6 +182,7 @@ def answer_of(subject: Subject, shape: Shape, used: int, nodes: int, batch: floa
         overlap=replace(job.overlap, accumulate=before * passes),
         workers=workers if job.work is not None else None,
         cores_per_node=shape.cores,
+        prepare_speed=1 / shape.prepare,
     )
     bounded = replace(job, compute_factors=(shape.time.low, shape.time.high))
     return what_if(bounded, change, replace(shape.fabric, gpus_per_node=used), used * nodes)

@@ -92,7 +92,7 @@ def recommend(subject: Subject, wish: Wish, offers: Sequence[Offer], today: dt.d
     """The fleet to rent, or to stay; see `choose` for what counts as best."""
     priced = priced_offers(offers, wish)
     instances = list(dict.fromkeys(one.offer.instance for one in priced))
-    shapes, of_type, unjudged = shapes_of(subject, instances, wish.machines)
+    shapes, of_type, unjudged = shapes_of(subject, instances, wish.machines, wish.here)
     fleets = fleets_of(shapes, subject, max_nodes=wish.max_nodes)
     found = speeds(subject, fleets, scale_batch=wish.scale_batch, workers=wish.workers, data_bytes=wish.data_bytes)
     bids = bids_of(subject, fleets, found, of_type, priced, wish)
@@ -102,7 +102,7 @@ def recommend(subject: Subject, wish: Wish, offers: Sequence[Offer], today: dt.d
     judged = _judged(priced, fleets, found, of_type, unjudged)
     pick = None if choice.pick is None else option_of(subject, bids, choice.pick, wish, replays)
     impossible = None if pick else impossible_words(subject, wish, bids, fleets, found, priced)
-    stay = _stay(wish, as_is, better, pick)
+    stay = _stay(wish, better or as_is, pick)
     return Recommendation(
         subject=subject,
         wish=wish,
@@ -119,7 +119,7 @@ def recommend(subject: Subject, wish: Wish, offers: Sequence[Offer], today: dt.d
         judged=judged,
         verdict=verdict_words(wish, pick, stay, as_is, better),
         impossible=impossible,
-        warnings=warnings_words(subject, wish, pick),
+        warnings=warnings_words(subject, wish, pick, better or as_is, float(np.nanmin(bids.job_s, initial=np.inf))),
         assumptions=assumptions_words(subject, wish, pick, judged.alone, judged.unjudged),
     )
 
@@ -213,17 +213,20 @@ def _zones(offers: Iterable[Offer], pick: Option) -> Zones | None:
     )
 
 
-def _stay(wish: Wish, as_is: Home, better: Home | None, pick: Option | None) -> Home | None:
-    """The run's own machine where that is the answer: it keeps the limits, and renting is not known to be cheaper."""
-    for home in (as_is, *([better] if better else [])):
-        if not home.meets(wish):
-            continue
-        if pick is None:
-            return home if wish.limited else None
-        if home.usd is not None and home.usd <= pick.usd:
-            return home
-        if home.usd is None and wish.deadline_s is not None:
-            return home
-        if home.usd is None and wish.budget_usd is not None and home.job_s <= pick.job_s:
-            return home
-    return None
+def _stay(wish: Wish, home: Home, pick: Option | None) -> Home | None:
+    """`home`, with the loader workers that help, where that is the answer: it keeps the limits, and renting is not
+    known to be better.
+
+    What it costs is often not known. Then it counts as paid for, and the answer names the price above which renting
+    would pay; without limits only where more loader workers help, or nothing rented is as quick.
+    """
+    if not home.meets(wish):
+        return None
+    if pick is None:
+        return home if wish.limited else None
+    if home.usd is not None:
+        return home if home.usd <= pick.usd else None
+    if wish.deadline_s is not None:
+        return home
+    quicker = home.job_s <= pick.job_s
+    return home if quicker or (not wish.limited and home.more_workers is not None) else None

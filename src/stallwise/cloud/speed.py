@@ -219,7 +219,8 @@ def _reading_s(subject: Subject, fleets: Fleets, batch: Columns, workers: Column
     on_node = min(job.gpus or 1, job.gpus_per_node)
     then = max(1.0, job.work.workers * on_node / job.cores_per_node) if job.cores_per_node else 1.0
     now = np.maximum(1.0, workers * fleets.used / cores)
-    prepare = job.work.prepare_s * np.maximum(1.0, now / then) * batch
+    slower = np.array([shape.prepare for shape in fleets.shapes])[fleets.shape]
+    prepare = job.work.prepare_s * slower * np.maximum(1.0, now / then) * batch
     warm = read_bound(prepare + job.work.blocked_s * batch, 1, workers)
     blocked = job.work.blocked_s if job.cold_blocked_s is None else job.cold_blocked_s
     return warm, read_bound(prepare + blocked * batch, 1, workers)

@@ -26,10 +26,13 @@ class SpotTerms:
     provision_s: float
     restart_s: float
     trace: Trace | None = None
+    """Of a log: how many machines were to be had when; losses that come together are replayed from it."""
     on_loss: OnLoss = "wait"
-    replays: int = 4000
+    replays: int = 10_000
     seed: int = 1
     said: tuple[str, ...] = ()
+    given: tuple[str, ...] = ()
+    """Where the lifetimes come from, as an option of `stallwise spot plan`."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -67,8 +70,12 @@ class Wish:
     terms: Terms = field(default_factory=Terms)
     machines: Mapping[str, MachineRecord] = field(default_factory=dict)
     """Machine records by instance type; they go before listed values."""
+    here: MachineRecord | None = None
+    """The record of the run's own machine, against which theirs are held."""
     here_usd_per_h: float | None = None
     """What one machine of the run's own costs; None: not known."""
+    said: tuple[str, ...] = ()
+    """What of the question had to be assumed."""
 
     def __post_init__(self) -> None:
         if not (self.samples > 0 and self.epochs > 0):

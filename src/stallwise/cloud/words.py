@@ -25,12 +25,20 @@ def verdict_words(wish: Wish, pick: Option | None, stay: Home | None, as_is: Hom
         f"Rent {pick.name} in {pick.offer.zone or pick.offer.region} ({pick.offer.instance.cloud}): "
         f"{hours(pick.job_s)} for ${pick.usd:,.2f}."
     )
+    now = better or as_is
     if better is not None:
         first += (
             f" Before that: {better.more_workers} loader workers per GPU where it runs now make it "
             f"{better.speedup:.2g} × as fast, for nothing."
         )
+    elif not wish.limited and now.usd is None:
+        first += f" Staying is cheaper if your machine costs less than ${_even_usd_per_h(now, pick):,.2f} an hour."
     return first
+
+
+def _even_usd_per_h(home: Home, pick: Option) -> float:
+    """What one machine of the run's own has to cost for both to cost the same."""
+    return pick.usd * SECONDS_PER_HOUR / home.job_s / home.nodes
 
 
 def _stay_words(wish: Wish, stay: Home, pick: Option | None) -> str:
@@ -42,9 +50,9 @@ def _stay_words(wish: Wish, stay: Home, pick: Option | None) -> str:
     cost = "" if stay.usd is None else f" for ${stay.usd:,.2f}"
     words = f"Stay where you are and {what}; the job is done in {hours(stay.job_s)}{cost}."
     if pick is not None and stay.usd is None and stay.job_s > 0:
-        even = pick.usd * SECONDS_PER_HOUR / stay.job_s / stay.nodes
         words += (
-            f" Renting ({pick.name}, ${pick.usd:,.2f}) pays only if your machine costs more than ${even:,.2f} an hour."
+            f" Renting ({pick.name}, {hours(pick.job_s)}, ${pick.usd:,.2f}) pays only if your machine costs more than "
+            f"${_even_usd_per_h(stay, pick):,.2f} an hour."
         )
     elif pick is not None and stay.usd is not None:
         words += f" The best that can be rented is {pick.name} for ${pick.usd:,.2f}."
@@ -65,9 +73,15 @@ def impossible_words(
 ) -> str:
     """Why nothing keeps the limits, by how much, and what would do."""
     if not priced:
-        return "No offer matches the clouds, regions, GPUs and markets asked for. Leave one of them out."
+        sold = "" if wish.retired else ", or add what is no longer sold with --retired"
+        return f"No offer matches the clouds, regions, GPUs and markets asked for. Leave one of them out{sold}."
     if not found.fits.any():
         return _no_room(subject, fleets, found)
+    if not len(bids) and wish.spot is not None and not any(wish.terms.quotas):
+        return (
+            f"Spot machines that live for {hours(wish.spot.life.mean_s)} on average are lost before the job gets "
+            "anywhere: every fleet would lose a hundred machines or more on the way. Leave out --spot-only."
+        )
     if not len(bids):
         return "A quota forbids every fleet. Raise --quota, or allow more regions."
     said = []
@@ -84,7 +98,7 @@ def impossible_words(
             in_time = bids.sure_s <= wish.deadline_s
             needed = float(bids.sure_usd[in_time].min())
             said.append(f"In time, ${needed:,.2f} are needed; within the budget, more time is.")
-    return " ".join(said)
+    return " ".join(words for words in said if words)
 
 
 def _too_late(wish: Wish, bids: Bids) -> str:
@@ -127,9 +141,17 @@ def _no_room(subject: Subject, fleets: Fleets, found: Speeds) -> str:
     )
 
 
-def warnings_words(subject: Subject, wish: Wish, pick: Option | None) -> tuple[str, ...]:
-    """What to know before renting."""
+def warnings_words(subject: Subject, wish: Wish, pick: Option | None, now: Home, quickest_s: float) -> tuple[str, ...]:
+    """What to know before renting.
+
+    `now` is the job where it runs, with the loader workers that help, and `quickest_s` its time on the quickest fleet.
+    """
     said = []
+    if pick is not None and quickest_s > now.job_s:
+        said.append(
+            f"No fleet that was looked at is as quick as the run's own machine: {hours(quickest_s)} against "
+            f"{hours(now.job_s)}."
+        )
     if pick is not None and wish.scale_batch and pick.batch > subject.batch * (1 + 1e-9):
         said.append(
             f"The batch of all GPUs grows from {subject.batch:g} to {pick.batch:g} samples: how many epochs the same "
@@ -166,8 +188,20 @@ def assumptions_words(
         said.append(f"{alone} instance types have no listed network and were judged as single machines.")
     if unjudged:
         said.append(f"Not judged, no rates are listed: {', '.join(unjudged)}.")
+    said += wish.said
     if wish.spot is not None:
         said += [f"Lifetimes of spot machines: {wish.spot.name}.", *wish.spot.said]
     if pick is not None and pick.shape.measured:
-        said.append(f"Links of {pick.offer.instance.name} as measured in its machine record.")
+        said.append(_of_record(pick, wish))
     return tuple(said)
+
+
+def _of_record(pick: Option, wish: Wish) -> str:
+    """What of the pick's machine record is used."""
+    name, known = pick.offer.instance.name, pick.shape.known
+    first = f"Links, disk and cores of {name} as in its machine record"
+    if wish.here is None:
+        return f"{first}; its G and decode rate need the record of the run's own machine too (--here-machine)."
+    if known.compute is None:
+        first += "; its G is not used: no standard network was trained on both in the precision of the job"
+    return f"{first}; against the run's own machine: {known.said}." if known.said else f"{first}."

@@ -88,6 +88,8 @@ class Change:
     """Part of the data set that is found in memory."""
     storage_speed: float = 1.0
     cores_per_node: int | None = None
+    prepare_speed: float = 1.0
+    """One core prepares samples so many times as fast."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -126,6 +128,11 @@ def speedup(after: Answer, before: Answer) -> float:
 def what_if(job: Job, change: Change, fabric: Fabric | None, gpus: int | None) -> Answer:
     """The job on `gpus` of the fleet under `change`; None keeps the trace's own exchange."""
     return _answer(job, change, fabric, gpus, _predict(job, change, fabric, 1))
+
+
+def prediction(job: Job, change: Change, fabric: Fabric | None, gpus: int | None) -> StepPrediction:
+    """The step behind `what_if`'s answer, with its graph: what a time table is made from."""
+    return _predict(job, change, fabric, gpus)
 
 
 def scaling(job: Job, change: Change, fabric: Fabric, counts: Iterable[int] = POWERS_OF_TWO) -> tuple[Answer, ...]:
@@ -267,7 +274,7 @@ def _read_s(job: Job, change: Change, workers: int, gpus_on_node: int) -> float:
         return 0.0
     then = _crowding(job.work.workers * min(job.gpus or 1, job.gpus_per_node), job.cores_per_node)
     now = _crowding(workers * gpus_on_node, _cores(job, change))
-    prepare_s = job.work.prepare_s * max(1.0, now / then)
+    prepare_s = job.work.prepare_s / change.prepare_speed * max(1.0, now / then)
     return (prepare_s + _blocked_s(job, change)) * change.batch / job.overlap.accumulate
 
 

@@ -2,6 +2,7 @@
 
 from typing import Any
 
+from stallwise.cloud.handover import spot_plan_words
 from stallwise.cloud.home import Home
 from stallwise.cloud.measured import MeasuredChoice
 from stallwise.cloud.options import Option
@@ -25,6 +26,7 @@ def document(found: Recommendation) -> dict[str, Any]:
         "now": _home(found.home),
         "now_with_more_workers": None if found.home_better is None else _home(found.home_better),
         "pick": None if found.pick is None else option_record(found.pick),
+        "spot_plan": spot_plan_words(found.pick, found) if found.pick is not None and found.pick.spot else None,
         "front": [option_record(option) for option in found.front],
         "lost": [{**option_record(one.option), "why": one.why} for one in found.neighbours],
         "places": None
@@ -86,6 +88,7 @@ def option_record(option: Option) -> dict[str, Any]:
         "time_s": option.job_s,
         "time_low_s": option.low_s,
         "time_high_s": option.high_s,
+        "billed_s": option.billed_s,
         "usd": option.usd,
         "usd_low": option.low_usd,
         "usd_high": option.high_usd,
@@ -109,6 +112,7 @@ def option_record(option: Option) -> dict[str, Any]:
         "spot": None
         if option.spot is None
         else {
+            "work_s": option.spot.question.work_s,
             "losses": option.spot.result.losses,
             "redone_s": option.spot.result.redone_s,
             "checkpoint_every_s": option.spot.interval_s,

@@ -32,6 +32,8 @@ class Work:
     save_s: float
     provision_s: float = 0.0
     restart_s: float = 0.0
+    join_s: float | None = None
+    """Pause when a machine is taken in, where it is another than after a loss; replays of a trace only."""
     redo: bool = True
     """Whether a loss throws away what was done since the last checkpoint."""
 

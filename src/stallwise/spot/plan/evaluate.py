@@ -117,20 +117,23 @@ def choose_interval(question: Question) -> Intervals:
         used_s = question.interval_s or question.work_s
         return Intervals(used_s=used_s, why="no machine can be lost", young_daly_s=daly_s, schedule_s=())
     schedule = _schedule(question)
+    used_s, why, tried = _used(question, daly_s)
+    return Intervals(used_s=used_s, why=why, young_daly_s=daly_s, schedule_s=schedule, tried=tried)
+
+
+def used_interval_s(question: Question) -> float:
+    """The interval that a plan of this question uses, without the schedule that only its page shows."""
+    daly_s = young_daly_s(question.save_s, mean_time_to_loss_s(question.fleet.lives))
+    return _used(question, min(daly_s, question.work_s))[0]
+
+
+def _used(question: Question, daly_s: float) -> tuple[float, str, tuple[tuple[float, float], ...]]:
     if question.interval_s is not None:
-        return Intervals(used_s=question.interval_s, why="given", young_daly_s=daly_s, schedule_s=schedule)
+        return question.interval_s, "given", ()
     if question.on_loss == "carry-on" or question.save_s == 0:
-        used_s = min(question.work_s, max(daly_s, SECONDS_PER_HOUR / 6))
-        return Intervals(used_s=used_s, why="a loss costs no work", young_daly_s=daly_s, schedule_s=schedule)
+        return min(question.work_s, max(daly_s, SECONDS_PER_HOUR / 6)), "a loss costs no work", ()
     tried = _search(question, daly_s)
-    used_s = min(tried, key=lambda pair: pair[1])[0]
-    return Intervals(
-        used_s=used_s,
-        why="least mean finish of those tried",
-        young_daly_s=daly_s,
-        schedule_s=schedule,
-        tried=tuple(tried),
-    )
+    return min(tried, key=lambda pair: pair[1])[0], "least mean finish of those tried", tuple(tried)
 
 
 def _schedule(question: Question) -> tuple[float, ...]:

@@ -69,6 +69,13 @@ class _Past:
     """The same of a job that moves to on-demand in time for its deadline, at the worst all of it."""
 
 
+def usable(trace: Trace | None, machines: int) -> Trace | None:
+    """The trace where so many machines can be forecast from it: it once had them, and is long enough; else None."""
+    if trace is None or trace.most < machines or trace.end_s - trace.at_s[0] < SHORTEST_S:
+        return None
+    return trace
+
+
 def past(trace: Trace, now_s: float) -> Trace:
     """What was known at a moment."""
     known = trace.at_s < now_s

@@ -52,13 +52,19 @@ def _checkpoints_s(run: Run) -> list[float]:
     return list(longest.values())
 
 
-def work_s(measured: Measured, machines: int, *, steps: int | None, samples: float | None) -> tuple[float, list[str]]:
-    """Seconds of work on so many machines, and what had to be assumed.
+def work_s(
+    measured: Measured, machines: int, *, steps: int | None, samples: float | None, given_s: float | None = None
+) -> tuple[float, list[str]]:
+    """Seconds of work on so many machines, and what had to be assumed; `given_s` where the caller knows them.
 
     Steps are those of the recorded job: with more machines, each with its batch, the same samples take fewer steps.
     """
-    if (steps is None) == (samples is None):
-        raise InputError("Say how long the job is: either --steps, of the job as recorded, or --samples.")
+    if sum(one is not None for one in (steps, samples, given_s)) != 1:
+        raise InputError("Say how long the job is: either --steps, of the job as recorded, or --samples, or --work.")
+    if given_s is not None:
+        if given_s <= 0:
+            raise InputError("--work takes a time above 0.")
+        return given_s, []
     said = []
     if samples is not None:
         if measured.samples_per_s is None:

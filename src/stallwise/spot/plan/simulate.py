@@ -198,6 +198,8 @@ def replay(
         lag_s = work.provision_s + work.restart_s
         trace, price = delayed(trace, lag_s), _delayed_price(price, lag_s)
     hour = float(SECONDS_PER_HOUR)
+    # In the loop a machine that is taken in pauses all for provision + restart.
+    wait_s = work.provision_s if work.join_s is None else work.join_s - work.restart_s
     fixed = (
         np.asarray(starts_s, dtype=np.float64),
         trace.at_s.astype(np.float64),
@@ -214,7 +216,7 @@ def replay(
         float(work.work_s),
         float(min(work.interval_s, work.work_s)),
         float(work.save_s),
-        float(work.provision_s),
+        float(wait_s),
         float(work.restart_s),
         ON_LOSS.index(on_loss),
         work.redo and on_loss != "carry-on",
@@ -242,7 +244,8 @@ def delayed(trace: Trace, lag_s: float) -> Trace:
     """The trace of machines that train: each counts from `lag_s` after it came."""
     moments = np.unique(np.concatenate([trace.at_s, trace.at_s + lag_s]))
     moments = moments[moments <= trace.end_s]
-    first = np.maximum(0, np.searchsorted(trace.at_s, moments - lag_s, side="right") - 1)
+    # A moment plus the lag less the lag may lie a rounding error before the moment, where the machine is not there yet.
+    first = np.maximum(0, np.searchsorted(trace.at_s, moments - lag_s + 1e-6, side="right") - 1)
     last = np.searchsorted(trace.at_s, moments, side="right")
     counts = np.array([trace.counts[a:b].min() for a, b in zip(first, last, strict=True)], dtype=np.int64)
     return replace(trace, at_s=moments, counts=counts)
