@@ -137,6 +137,9 @@ def stat(
     ] = None,
     store: Annotated[str | None, typer.Option("--store", help="Whose prices: s3 or gs. Default: as recorded.")] = None,
     egress: Egress = None,
+    gauges: Annotated[
+        Path | None, typer.Option("--gauges", metavar="FILE", help="With --cache: write Prometheus' text format there.")
+    ] = None,
     as_json: Json = False,
 ) -> None:
     """What a run's batches waited for and what its requests cost; or what lies in a cache and happened in it."""
@@ -145,11 +148,18 @@ def stat(
     if cache is not None and run is None:
         from stallwise.data.cache import NodeCache
 
-        found = NodeCache.existing(cache).stat()
+        opened_cache = NodeCache.existing(cache)
+        if gauges is not None:
+            from stallwise.data.gauges import write_gauges
+
+            write_gauges(gauges, cache=opened_cache)
+        found = opened_cache.stat()
         answer(lambda: found, lambda: draw_cache(found), as_json=as_json)
         return
     if run is None or cache is not None:
         raise InputError("Name one of the two: a run's folder, or --cache FOLDER.")
+    if gauges is not None:
+        raise InputError("--gauges goes with --cache: a run is over, and Prometheus reads what is going on.")
     from stallwise.data.pricing import price_use
     from stallwise.record.bucket import bucket_use_of, loaders_of
     from stallwise.run.reader import Run
@@ -217,6 +227,11 @@ def plan(
     samples: Annotated[int | None, typer.Option("--samples", help="Samples of the dataset.")] = None,
     sample_size: Annotated[str | None, typer.Option("--sample-size", help="Bytes of one object: 110KB.")] = None,
     store: Annotated[str | None, typer.Option("--store", help="Whose prices: s3 or gs. Default: as recorded.")] = None,
+    peer_link: Annotated[
+        str | None,
+        typer.Option("--peer-link", help="Rate between nodes that share caches: 25gbit. Default: as --link."),
+    ] = None,
+    jobs: Annotated[int | None, typer.Option("--jobs", help="Jobs of a search on a node, over the same data.")] = None,
     egress: Egress = None,
     as_json: Json = False,
 ) -> None:
@@ -227,7 +242,7 @@ def plan(
     from stallwise.data.planning import Asked, plan_of
     from stallwise.report.data_plan import draw_plan
     from stallwise.run.reader import Run
-    from stallwise.units import parse_bytes
+    from stallwise.units import parse_bytes, parse_rate
 
     way, source = link_of(link, latency, measured, concurrency)
     asked = Asked(
@@ -240,6 +255,8 @@ def plan(
         samples=from_one("--samples", samples),
         sample_bytes=None if sample_size is None else parse_bytes(sample_size),
         prices=prices_of_store(store, egress),
+        peer_bytes_per_s=None if peer_link is None else parse_rate(peer_link),
+        jobs=from_one("--jobs", jobs),
     )
     found = plan_of(Run.open(run), asked)
     answer(lambda: found, lambda: draw_plan(found), as_json=as_json)

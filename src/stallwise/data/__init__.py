@@ -7,17 +7,33 @@ if TYPE_CHECKING:
     from stallwise.data.cache import NodeCache
     from stallwise.data.dataset import BucketDataset
     from stallwise.data.deli import DeliMode
+    from stallwise.data.importance import ImportanceSampler
     from stallwise.data.lookahead import Lookahead
+    from stallwise.data.peers import Peers
+    from stallwise.data.shared_loader import SharedLoader
     from stallwise.data.sticky import StickySampler
 
-__all__ = ["Account", "BucketDataset", "DeliMode", "Lookahead", "NodeCache", "StickySampler"]
+__all__ = [
+    "Account",
+    "BucketDataset",
+    "DeliMode",
+    "ImportanceSampler",
+    "Lookahead",
+    "NodeCache",
+    "Peers",
+    "SharedLoader",
+    "StickySampler",
+]
 
 _HOMES = {
     "Account": "accounts",
     "BucketDataset": "dataset",
     "DeliMode": "deli",
+    "ImportanceSampler": "importance",
     "Lookahead": "lookahead",
     "NodeCache": "cache",
+    "Peers": "peers",
+    "SharedLoader": "shared_loader",
     "StickySampler": "sticky",
 }
 

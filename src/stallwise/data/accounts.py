@@ -28,6 +28,9 @@ class Account:
     """Samples that came out of the node's cache."""
     shared: float = 0
     """Samples another process of the node was fetching already."""
+    peer_hits: float = 0
+    """Samples another node's cache gave."""
+    peer_bytes: float = 0
     requests: float = 0
     """GETs sent, those that failed and those nobody waited for included."""
     retries: float = 0

@@ -22,10 +22,10 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from multiprocessing.util import Finalize
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, BinaryIO
 
 from stallwise.data.entries import KEY_BYTES
-from stallwise.data.flights import Flights, Loaded, Wanted
+from stallwise.data.flights import Flights, Got, Loaded, Wanted
 from stallwise.data.folder import is_cache, ledger_path
 from stallwise.data.keeper import Keeper
 from stallwise.data.ledger import Ledger
@@ -34,6 +34,8 @@ from stallwise.errors import CacheError, InputError
 
 if TYPE_CHECKING:
     from typing_extensions import Buffer
+
+    from stallwise.data.peers import Peers
 
 __all__ = ["CacheStat", "Loaded", "NodeCache", "Verified"]
 
@@ -89,6 +91,7 @@ class NodeCache:
         policy: Policy = "no-evict",
         *,
         patience_s: float = PATIENCE_S,
+        peers: "Peers | None" = None,
     ) -> None:
         if policy not in POLICIES:
             raise InputError(f"No cache policy is called {policy!r}. There are {', '.join(POLICIES)}.")
@@ -96,7 +99,13 @@ class NodeCache:
             raise InputError(f"A cache needs a limit of more than {limit_bytes} bytes.")
         self.folder = Path(folder).expanduser().absolute()
         self.limit_bytes, self.policy, self.patience_s = int(limit_bytes), policy, patience_s
+        self.peers = peers
         self._forget()
+        if peers is not None:
+            if policy != "no-evict":
+                raise InputError(f"Nodes that share their caches keep what is theirs: no-evict, not {policy}.")
+            self._hold()  # the folder must be a cache before it has an identity
+            peers.join(self.folder, self.limit_bytes)
 
     @classmethod
     def existing(cls, folder: str | os.PathLike[str]) -> "NodeCache":
@@ -117,7 +126,7 @@ class NodeCache:
         return f"NodeCache({str(self.folder)!r}, limit_bytes={self.limit_bytes}, policy={self.policy!r})"
 
     def __getstate__(self) -> dict[str, Any]:
-        return {name: getattr(self, name) for name in ("folder", "limit_bytes", "policy", "patience_s")}
+        return {name: getattr(self, name) for name in ("folder", "limit_bytes", "policy", "patience_s", "peers")}
 
     def __setstate__(self, state: dict[str, Any]) -> None:
         self.__dict__.update(state)
@@ -131,20 +140,78 @@ class NodeCache:
         return data
 
     def load(
-        self, key: bytes, size_bytes: int, fetch: "Callable[[], Buffer]", next_use_s: float | None = None
+        self,
+        key: bytes,
+        size_bytes: int,
+        fetch: "Callable[[], Buffer]",
+        next_use_s: float | None = None,
+        *,
+        fits: Callable[[bytes], bool] | None = None,
     ) -> Loaded:
         """The object, fetched if it is not there, and kept if the policy wants it.
 
         Only one caller on the node fetches an object; what `fetch` raises goes to that one, and the next one tries.
         `size_bytes` is what the object should measure, `next_use_s` the time (as `time.time()`) it will be wanted
-        after this.
+        after this. With peers, the node that should have it is asked first; `fits` judges what it sends.
         """
         flights = self._hold()
         data = flights.keeper.read(_checked(key), next_use_s)
         if data is None:
-            return flights.load(Wanted(key, size_bytes, fetch, next_use_s, time.monotonic() + self.patience_s))
+            return flights.load(self._wanted(key, size_bytes, fetch, next_use_s, fits))
         flights.keeper.count("hits")
         return Loaded(data, "cache")
+
+    def _wanted(
+        self,
+        key: bytes,
+        size_bytes: int,
+        fetch: "Callable[[], Buffer]",
+        next_use_s: float | None,
+        fits: Callable[[bytes], bool] | None,
+    ) -> Wanted:
+        deadline_s = time.monotonic() + self.patience_s
+        peers = self.peers
+        if peers is None:
+            return Wanted(key, size_bytes, lambda: Got(bytes(fetch())), next_use_s, deadline_s)
+        route = peers.route(key)
+        return Wanted(
+            key,
+            size_bytes,
+            lambda: peers.get(key, size_bytes, route, fetch, fits),
+            next_use_s,
+            deadline_s,
+            not route.is_mine,
+        )
+
+    def keep(self, key: bytes, data: bytes) -> bool:
+        """Put an object in that belongs here, whoever fetched it; whether it is there now."""
+        keeper = self._hold().keeper
+        if keeper.contains(_checked(key)):
+            keeper.adopt(key)
+            return True
+        if not keeper.claims.take(key):
+            return False  # somebody is fetching it, and keeps it
+        try:
+            return keeper.keep(key, data, None)
+        finally:
+            keeper.claims.free(key)
+
+    def reserve(self, key: bytes) -> bool:
+        """Claim an object that somebody else will bring (`keep`): this node's processes wait for it till `release`."""
+        keeper = self._hold().keeper
+        return keeper.might_keep(_checked(key), 0, None) and keeper.claims.take(key)
+
+    def release(self, key: bytes) -> None:
+        """It does not come, or is there."""
+        self._hold().keeper.claims.free(key)
+
+    def is_coming(self, key: bytes) -> bool:
+        """Whether some process of this node is fetching it."""
+        return self._hold().keeper.claims.is_live(_checked(key))
+
+    def open_entry(self, key: bytes) -> BinaryIO | None:
+        """The file of an entry, header and all, unread."""
+        return self._hold().keeper.open_entry(_checked(key))
 
     def contains(self, key: bytes) -> bool:
         """Whether there is an entry; it is not read."""

@@ -132,6 +132,15 @@ class BucketDataset(Dataset[T], Generic[T]):
         return self._plan.cache
 
     @property
+    def decode(self) -> Decode[T]:
+        """The function that makes a sample of an object."""
+        return self._plan.decode
+
+    def prefetch(self, numbers: Sequence[int]) -> None:
+        """These will be asked for soon, once each: begin to load them. `Lookahead` does this for whole epochs."""
+        self._here().prefetch([self._checked(number) for number in numbers])
+
+    @property
     def shown(self) -> str:
         """The bucket's address, without anything secret."""
         return self._fetcher.bucket.shown

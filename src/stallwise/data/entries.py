@@ -16,6 +16,7 @@ import stat
 import struct
 from collections.abc import Iterator
 from dataclasses import dataclass
+from typing import BinaryIO, cast
 
 import xxhash
 
@@ -83,6 +84,13 @@ class Entries:
             return None
         finally:
             os.close(handle)
+
+    def open(self, key: bytes) -> BinaryIO | None:
+        """The file of an entry, header and all, unread."""
+        try:
+            return cast("BinaryIO", os.fdopen(os.open(_name(key), _READ, dir_fd=self._folder), "rb", buffering=0))
+        except OSError:
+            return None
 
     def create(self, key: bytes, data_bytes: int) -> int:
         """An open part file that already has the length of the whole entry, so that a scan sees what it will take."""

@@ -9,12 +9,9 @@ import threading
 import time
 from collections.abc import Callable
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Literal
+from typing import Literal
 
 from stallwise.data.keeper import Keeper
-
-if TYPE_CHECKING:
-    from typing_extensions import Buffer
 
 _FIRST_PAUSE_S, _LONGEST_PAUSE_S = 1e-3, 2e-2
 
@@ -24,7 +21,16 @@ class Loaded:
     """An object and where it came from; `waited`: another thread or process fetched it meanwhile."""
 
     data: bytes
-    source: Literal["cache", "store", "waited"]
+    source: Literal["cache", "store", "waited", "peer"]
+
+
+@dataclass(frozen=True, slots=True)
+class Got:
+    """What a fetch brought. A guest belongs to another node's cache, which has it."""
+
+    data: bytes
+    source: Literal["store", "peer"] = "store"
+    is_guest: bool = False
 
 
 @dataclass(frozen=True, slots=True)
@@ -33,9 +39,11 @@ class Wanted:
 
     key: bytes
     size_bytes: int
-    fetch: "Callable[[], Buffer]"
+    fetch: Callable[[], Got]
     next_use_s: float | None
     deadline_s: float
+    is_guest: bool = False
+    """Whether it belongs to another node's cache."""
 
 
 class _Flight:
@@ -89,7 +97,7 @@ class Flights:
     def _get(self, wanted: Wanted) -> Loaded:
         """Claim, look again, fetch, keep. What will not be kept is fetched without a claim: no use to wait for it."""
         keeper = self.keeper
-        if not keeper.might_keep(wanted.key, wanted.size_bytes, wanted.next_use_s):
+        if not keeper.might_keep(wanted.key, wanted.size_bytes, wanted.next_use_s, guest=wanted.is_guest):
             return self._fetch(wanted)
         others_had_it = not keeper.claims.take(wanted.key)
         if others_had_it and not self._wait(wanted):
@@ -99,11 +107,11 @@ class Flights:
             data = keeper.read(wanted.key, wanted.next_use_s)
             if data is not None:
                 return self._found(data, "waited" if others_had_it else "cache")
-            data = bytes(wanted.fetch())
+            got = wanted.fetch()
             keeper.count("misses")
-            if not keeper.keep(wanted.key, data, wanted.next_use_s):
+            if not keeper.keep(wanted.key, got.data, wanted.next_use_s, guest=got.is_guest):
                 keeper.count("bypassed")
-            return Loaded(data, "store")
+            return Loaded(got.data, got.source)
         finally:
             keeper.claims.free(wanted.key)
 
@@ -123,7 +131,7 @@ class Flights:
 
     def _fetch(self, wanted: Wanted) -> Loaded:
         """Fetch without keeping."""
-        data = bytes(wanted.fetch())
+        got = wanted.fetch()
         self.keeper.count("misses")
         self.keeper.count("bypassed")
-        return Loaded(data, "store")
+        return Loaded(got.data, got.source)

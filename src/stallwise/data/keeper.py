@@ -16,12 +16,13 @@ import threading
 import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
+from typing import BinaryIO
 
 from stallwise.data.claims import Claims
 from stallwise.data.entries import BadEntryError, Entries, Found, write_part
 from stallwise.data.folder import entries_path, ledger_path, prepare, unusable
 from stallwise.data.ledger import Head, Ledger, Page, UnavailableError
-from stallwise.data.policy import Policy, counts_hits, rank_of_hit, rank_of_insert
+from stallwise.data.policy import GUEST_RANK, Policy, counts_hits, rank_of_hit, rank_of_insert
 from stallwise.data.room import Room
 from stallwise.data.table import DamagedError
 from stallwise.data.tally import Counts
@@ -91,11 +92,11 @@ class Keeper:
             self._touch(key, next_use_s)
         return data
 
-    def might_keep(self, key: bytes, size_bytes: int, next_use_s: float | None) -> bool:
+    def might_keep(self, key: bytes, size_bytes: int, next_use_s: float | None, *, guest: bool = False) -> bool:
         """Whether an object is likely to be kept, and so worth fetching for everybody."""
         if self._is_paused or not (self._is_attached or self._attach()):
             return False
-        charge, rank = self._entries.charge_bytes(size_bytes), rank_of_insert(self._policy, 0, next_use_s)
+        charge, rank = self._entries.charge_bytes(size_bytes), rank_of_insert(self._policy, 0, next_use_s, guest=guest)
         try:
             if self._room.might_fit(key, charge, rank):
                 return True
@@ -106,11 +107,11 @@ class Keeper:
         except OSError:
             return False
 
-    def keep(self, key: bytes, data: bytes, next_use_s: float | None) -> bool:
+    def keep(self, key: bytes, data: bytes, next_use_s: float | None, *, guest: bool = False) -> bool:
         """Keep an object this process has claimed, if there is or can be room for it."""
         try:
             with self._tolerating(disk=False):
-                handle = self._begin(key, len(data), next_use_s)
+                handle = self._begin(key, len(data), next_use_s, guest=guest)
                 if handle is None:
                     return False
                 try:
@@ -124,7 +125,21 @@ class Keeper:
             self._undo(key)
         return False
 
-    def _begin(self, key: bytes, data_bytes: int, next_use_s: float | None) -> int | None:
+    def adopt(self, key: bytes) -> None:
+        """An entry that may have come as a guest belongs here from now on."""
+        if not self._is_attached or self._is_paused:
+            return
+        with self._tolerating(), self._ledger.changing() as page:
+            place = page.table.find(key)
+            if place.is_there and place.rank == GUEST_RANK and self._policy == "no-evict":
+                page.head.number += 1
+                page.table.set_rank(place, -float(page.head.number))
+
+    def open_entry(self, key: bytes) -> BinaryIO | None:
+        """The file of an entry, header and all, unread."""
+        return self._entries.open(key)
+
+    def _begin(self, key: bytes, data_bytes: int, next_use_s: float | None, *, guest: bool) -> int | None:
         """Charge the space and create the part; None if there is no room."""
         charge = self._entries.charge_bytes(data_bytes)
         with self._ledger.changing() as page:
@@ -133,7 +148,7 @@ class Keeper:
                 self._entries.remove_part(key)
                 page.table.drop(place)
             page.head.number += 1
-            rank = rank_of_insert(self._policy, page.head.number, next_use_s)
+            rank = rank_of_insert(self._policy, page.head.number, next_use_s, guest=guest)
             evicted = self._room.make(page, charge, rank)
             if evicted is None:
                 return None

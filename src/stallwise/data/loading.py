@@ -19,6 +19,7 @@ from stallwise.data.deli import DeliMode
 from stallwise.data.fetch import Fetched
 from stallwise.data.objects import Index, ObjectRef
 from stallwise.data.order import Channel, Follower
+from stallwise.data.proofs import Tags
 from stallwise.data.store import Bucket
 from stallwise.data.tuning import Pace, depth
 from stallwise.errors import ObjectError, StallwiseError
@@ -83,6 +84,8 @@ class Loading:
             patience_s=plan.patience_s,
             hedge=plan.hedge,
         )
+        self._tags = Tags()
+        self._told: set[int] = set()
         self._now = Account()  # of the batch in work
         self._requested = Account()  # by all threads since the batch before
         self._lock = threading.Lock()
@@ -143,6 +146,8 @@ class Loading:
         now.bytes += len(loaded.data)
         now.hits += loaded.source == "cache"
         now.shared += loaded.source == "waited"
+        now.peer_hits += loaded.source == "peer"
+        now.peer_bytes += len(loaded.data) if loaded.source == "peer" else 0
         if loaded.source == "cache":
             now.cache_s += waited_s
         else:
@@ -151,10 +156,16 @@ class Loading:
 
     # Looking ahead.
 
+    def prefetch(self, numbers: Sequence[int]) -> None:
+        """Begin to load what will be asked for soon."""
+        self._told.update(numbers)
+        self._expect(numbers)
+
     def _look_ahead(self, numbers: list[int], start_s: float, *, whole: bool) -> float | None:
         """Follow the order and begin to load what comes next. Returns how long the batch lay in the queue, if known."""
         known, way = self._follow(numbers, whole=whole)
-        self._expect(numbers[known:])
+        self._expect([number for number in numbers[known:] if number not in self._told])
+        self._told.difference_update(numbers)
         if way is None:
             return None
         follower, mode = way
@@ -203,7 +214,11 @@ class Loading:
             return self._fetch(number)
         start_s = time.monotonic()
         kept = cache.load(
-            self._index.key(number), ref.size_bytes or 0, lambda: self._fetch(number).data, self._next_use_s(number)
+            self._index.key(number),
+            ref.size_bytes or 0,
+            lambda: self._fetch(number).data,
+            self._next_use_s(number),
+            fits=lambda data: self._tags.fits(ref.version, data),
         )
         return Loaded(kept.data, kept.source, time.monotonic() - start_s)
 
@@ -214,6 +229,7 @@ class Loading:
             self._requests(error.tries, 0)
             raise
         self._requests(fetched.tries, len(fetched.data))
+        self._tags.learn(self._index[number].version, fetched.data)
         return Loaded(fetched.data, "store", fetched.seconds)
 
     def _requests(self, tries: int, fetched_bytes: int) -> None:

@@ -68,6 +68,8 @@ class Lookahead(Sampler[Any]):
     def __iter__(self) -> Iterator[Any]:
         order = self._draw.begin()
         self._publish(order)
+        if self._dataset.cache is not None and self._dataset.cache.peers is not None:
+            self._dataset.cache.peers.refresh()
         self._yielded, position = 0, 0
         for item in order:
             count = len(item) if isinstance(item, list) else 1

@@ -4,7 +4,7 @@ The run gives the pace at which the job takes samples when data is always there 
 no faster than its workers decode), and how large a sample is. `model.bucket` does the rest.
 """
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING
 
@@ -12,7 +12,10 @@ from stallwise.data.pricing import said_of
 from stallwise.errors import InputError
 from stallwise.hardware.object_store import StorePrices
 from stallwise.model.bucket import Epoch, Link, Policy, Wait, epoch_misses, epoch_wait, fetch_rate
+from stallwise.model.cache import partitioned
 from stallwise.model.datapath import speed
+from stallwise.model.sharing import Pace as JobsPace
+from stallwise.model.sharing import apart, partitioned_misses, partitioned_wait, together
 from stallwise.record.bucket import BucketUse, Loaded, bucket_use_of, loaders_of
 from stallwise.record.profile import Profile, profile_of
 
@@ -36,6 +39,10 @@ class Asked:
     samples: int | None = None
     sample_bytes: float | None = None
     prices: StorePrices | None = None
+    peer_bytes_per_s: float | None = None
+    """Of a node's way to the others; None: as fast as its way to the bucket."""
+    jobs: int | None = None
+    """Jobs of a search on every node that read the same data."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -100,6 +107,16 @@ class Alternative:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class JobsPlan:
+    """Several jobs on a node, each with this cache: what each gets, apart and prepared together."""
+
+    jobs: int
+    apart: JobsPace
+    together: JobsPace
+    gain: float
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class DataPlan:
     """The answer. The field names are the keys of `--json`."""
 
@@ -109,6 +126,7 @@ class DataPlan:
     objects_per_s: float
     measured: Measured | None
     alternatives: tuple[Alternative, ...]
+    jobs: JobsPlan | None
     assumptions: tuple[str, ...]
 
 
@@ -125,7 +143,8 @@ def plan_of(run: "Run", asked: Asked) -> DataPlan:
         epochs=asked.epochs,
         objects_per_s=fetch_rate(asked.link, facts.sample_bytes).objects_per_s,
         measured=_measured(profile, use, facts, asked.prices) if use else None,
-        alternatives=tuple(alternatives),
+        alternatives=(*alternatives, *_shared(facts, asked)),
+        jobs=None if asked.jobs is None else _jobs(facts, asked, asked.jobs),
         assumptions=tuple(_assumptions(profile, use, facts, asked)),
     )
 
@@ -197,13 +216,7 @@ def _settings(facts: Facts, asked: Asked) -> Sequence[tuple[str, float, bool]]:
 def _alternative(facts: Facts, asked: Asked, name: str, cache_bytes: float, sticky: bool) -> Alternative:
     cached = cache_bytes / facts.dataset_bytes
     misses = epoch_misses(asked.policy, cached, nodes=facts.nodes, epochs=asked.epochs, sticky=sticky)
-    epoch = Epoch(
-        samples=facts.samples / facts.nodes,
-        sample_bytes=facts.sample_bytes,
-        ready_samples_per_s=facts.ready_samples_per_s,
-        first_samples=facts.batch_samples,
-    )
-    waits = [epoch_wait(epoch, asked.link, miss) for miss in misses]
+    waits = [epoch_wait(_epoch(facts), asked.link, miss) for miss in misses]
     lists = -(-facts.samples // _PAGE) * facts.nodes
     usd = [_usd(asked.prices, miss, facts, lists if number == 0 else 0) for number, miss in enumerate(misses)]
     return Alternative(
@@ -222,6 +235,60 @@ def _alternative(facts: Facts, asked: Asked, name: str, cache_bytes: float, stic
         usd_first=usd[0],
         usd_last=usd[-1],
         usd=None if None in usd else sum(value or 0.0 for value in usd),
+    )
+
+
+def _shared(facts: Facts, asked: Asked) -> Iterator[Alternative]:
+    """The caches of all nodes as one (`Peers`), for this cache and for each node's share."""
+    if facts.nodes == 1:
+        return
+    for name, cache_bytes in (("this cache", asked.cache_bytes), ("its share", facts.dataset_bytes / facts.nodes)):
+        cached = cache_bytes / facts.dataset_bytes
+        misses = partitioned_misses(cached, facts.nodes, asked.epochs)
+        own = _alternative(facts, replace(asked, policy="no-evict"), f"{name}, shared", cache_bytes, False)
+        waits = [_shared_wait(facts, asked, cached, miss) for miss in misses]
+        lists = -(-facts.samples // _PAGE) * facts.nodes
+        usd = [_usd(asked.prices, miss, facts, lists if number == 0 else 0) for number, miss in enumerate(misses)]
+        yield replace(
+            own,
+            misses=misses,
+            first=waits[0],
+            last=waits[-1],
+            wait_s=sum(wait.wait_s for wait in waits),
+            epochs_s=sum(wait.compute_s + wait.wait_s for wait in waits),
+            requests_first=misses[0] * facts.samples,
+            requests_last=misses[-1] * facts.samples,
+            fetched_bytes=sum(misses) * facts.dataset_bytes,
+            usd_first=usd[0],
+            usd_last=usd[-1],
+            usd=None if None in usd else sum(value or 0.0 for value in usd),
+        )
+
+
+def _shared_wait(facts: Facts, asked: Asked, cached: float, miss: float) -> Wait:
+    sources = partitioned(cached, facts.nodes)
+    # In the first epoch a node hands what it reads to its owner: all but its own part crosses, too.
+    peer = 1 - 1 / facts.nodes if miss == 1 else sources.peer
+    peer_bytes_per_s = asked.peer_bytes_per_s or asked.link.bytes_per_s
+    return partitioned_wait(_epoch(facts), asked.link, peer_bytes_per_s, miss=miss, peer=peer)
+
+
+def _jobs(facts: Facts, asked: Asked, jobs: int) -> JobsPlan:
+    """What a job takes and the node prepares as in the run; storage brings what the link does."""
+    cached = min(1.0, asked.cache_bytes / facts.dataset_bytes)
+    storage = fetch_rate(asked.link, facts.sample_bytes).objects_per_s
+    prepare = facts.decode_samples_per_s or float("inf")
+    alone = apart(jobs, facts.ingest_samples_per_s, prepare, storage, cached)
+    shared = together(jobs, facts.ingest_samples_per_s, prepare, storage, cached)
+    return JobsPlan(jobs=jobs, apart=alone, together=shared, gain=shared.samples_per_s / alone.samples_per_s)
+
+
+def _epoch(facts: Facts) -> Epoch:
+    return Epoch(
+        samples=facts.samples / facts.nodes,
+        sample_bytes=facts.sample_bytes,
+        ready_samples_per_s=facts.ready_samples_per_s,
+        first_samples=facts.batch_samples,
     )
 
 
@@ -270,7 +337,14 @@ def _assumptions(profile: Profile, use: BucketUse | None, facts: Facts, asked: A
     if facts.nodes > 1:
         said.append(
             "Every epoch deals samples to nodes anew, so a node's cache holds what others will want. Sticky partitions "
-            "keep a node's samples on it: fewer misses, and a weaker shuffle."
+            "keep a node's samples on it: fewer misses, and a weaker shuffle. Caches that are shared (Peers) give each "
+            "other what they have at "
+            + ("the link's rate." if asked.peer_bytes_per_s is None else f"{asked.peer_bytes_per_s / 1e6:,.0f} MB/s.")
+        )
+    if asked.jobs is not None:
+        said.append(
+            f"{asked.jobs} jobs take and prepare like the run's, share its loaders' cores and this cache; copying a "
+            "prepared batch costs nothing."
         )
     if facts.nodes != profile.world.nnodes:
         said.append(

@@ -1,6 +1,7 @@
 """Which entry leaves a full cache: the one with the highest rank.
 
-    no-evict   nothing leaves (MinIO of CoorDL, Mohan et al., VLDB 2021); ranks only order a shrinking
+    no-evict   nothing leaves (MinIO of CoorDL, Mohan et al., VLDB 2021) but guests: objects that belong to another
+               node's cache, kept here only while there is room; ranks otherwise only order a shrinking
     fifo       -n of the n-th insertion
     lru        -n of the n-th insertion or hit
     farthest   the estimated time of the next use (Belady, 1966); unknown is farthest of all. An object that would
@@ -19,9 +20,13 @@ POLICIES: tuple[Policy, ...] = get_args(Policy)
 # An entry whose use was due this long ago belongs to a job that ended or went another way: nobody is known to want it.
 OVERDUE_S = 3600.0
 
+GUEST_RANK = math.inf
 
-def rank_of_insert(policy: Policy, number: int, next_use_s: float | None) -> float:
+
+def rank_of_insert(policy: Policy, number: int, next_use_s: float | None, *, guest: bool = False) -> float:
     """The rank of an entry that comes in as the `number`-th event."""
+    if guest and policy == "no-evict":
+        return GUEST_RANK
     return _farness(next_use_s) if policy == "farthest" else -float(number)
 
 
@@ -40,7 +45,7 @@ def counts_hits(policy: Policy) -> bool:
 def may_replace(policy: Policy, rank: float, victim: float) -> bool:
     """Whether an object of `rank` may take the place of an entry of rank `victim`."""
     if policy == "no-evict":
-        return False
+        return rank < victim == GUEST_RANK
     return policy != "farthest" or rank < victim
 
 

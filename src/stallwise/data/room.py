@@ -26,8 +26,8 @@ class Room:
         free_bytes = self.limit_bytes(head) - head.totals.used_bytes
         if charge <= free_bytes or _is_tidying_due(head):
             return True
-        if self._policy == "no-evict":
-            return self._ledger.knows(key)  # its file was removed by somebody: the room is its own
+        if self._policy == "no-evict" and self._ledger.knows(key):
+            return True  # its file was removed by somebody: the room is its own
         if charge > self.limit_bytes(head):
             return False
         try:

@@ -12,7 +12,7 @@ from stallwise.report.terminal import table
 from stallwise.report.text import show_bounds, show_bytes, show_number, show_percent, show_rate, show_seconds
 
 if TYPE_CHECKING:
-    from stallwise.data.planning import Alternative, DataPlan, Measured
+    from stallwise.data.planning import Alternative, DataPlan, JobsPlan, Measured
 
 
 def draw_plan(found: "DataPlan") -> RenderableType:
@@ -22,6 +22,7 @@ def draw_plan(found: "DataPlan") -> RenderableType:
         Text(),
         _alternatives(found),
         Text(),
+        *([rows_of(_jobs(found.jobs)), Text()] if found.jobs is not None else []),
         rows_of(("assumed" if number == 0 else "", said) for number, said in enumerate(found.assumptions)),
     )
 
@@ -49,6 +50,20 @@ def _facts(found: "DataPlan") -> Iterator[tuple[str, str]]:
             f"{show_rate(link.bytes_per_s)}, {show_seconds(link.latency_s)}, {link.concurrency} requests at a time: "
             f"{show_number(found.objects_per_s)} samples/s"
         ),
+    )
+
+
+def _jobs(plan: "JobsPlan") -> Iterator[tuple[str, str]]:
+    alone, shared = plan.apart, plan.together
+    yield (
+        f"{plan.jobs} jobs",
+        f"each on its own: {show_number(alone.samples_per_s)} samples/s each; an epoch of all reads the data "
+        f"{alone.reads:.2g} times from the bucket",
+    )
+    yield (
+        "",
+        f"prepared together (SharedLoader): {show_number(shared.samples_per_s)} samples/s each, {plan.gain:.1f} x; "
+        f"reads it {shared.reads:.2g} times",
     )
 
 

@@ -1,0 +1,387 @@
+"""Nodes that serve their caches to each other over real sockets: with peers that are dead, slow, wrong or strangers."""
+
+import contextlib
+import socket
+import subprocess
+import sys
+import threading
+import time
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch.distributed as dist
+from hypothesis import given
+from hypothesis import strategies as st
+from torch.utils.data import DataLoader, SequentialSampler
+
+from stallwise.data import BucketDataset, Lookahead, NodeCache, Peers
+from stallwise.data.membership import Meeting
+from stallwise.data.peer_wire import ANSWER, GREETING, MAGIC, REPLY, REQUEST, Op, Status, digest_of, proof, request
+from stallwise.data.placement import Member, ranked
+from stallwise.data.proofs import Tags
+from stallwise.errors import InputError
+from tests.data.cache_box import BLOCK, bytes_of, entry_file, key_of, load, process, wait_until
+from tests.data.testbed.proxy import Proxy
+from tests.data.testbed.seaweed import Seaweed, content, objects
+
+SIZE = 5000
+CHARGE = 2 * BLOCK
+
+
+class Group:
+    """Nodes on this machine that meet in one store."""
+
+    def __init__(self, folder: Path) -> None:
+        self.folder = folder
+        self.store = dist.TCPStore("127.0.0.1", 0, is_master=True, wait_for_workers=False)
+        self.nodes: list[NodeCache] = []
+
+    def node(self, limit_bytes: int = 10**7, name: str | None = None, **options: Any) -> NodeCache:
+        peers = Peers(self.store, **{"timeout_s": 0.5, **options})
+        cache = NodeCache(self.folder / (name or f"node{len(self.nodes)}"), limit_bytes, peers=peers)
+        self.nodes.append(cache)
+        for each in self.nodes:
+            each.peers.refresh()  # type: ignore[union-attr]
+        return cache
+
+    def token(self) -> bytes:
+        return Meeting(self.store, "default/0", 0, 0, is_leader=False).token()
+
+    def register(self, identity: str, port: int) -> None:
+        Meeting(self.store, "default/0", 0, 0, is_leader=False).register(identity, "127.0.0.1", port)
+        for each in self.nodes:
+            each.peers.refresh()  # type: ignore[union-attr]
+
+
+@pytest.fixture
+def group(tmp_path: Path) -> Iterator[Group]:
+    made = Group(tmp_path)
+    yield made
+    for node in made.nodes:
+        node.peers.leave()  # type: ignore[union-attr]
+
+
+def owner(nodes: list[NodeCache], number: int) -> NodeCache:
+    return next(node for node in nodes if node.peers.route(key_of(number)).is_mine)  # type: ignore[union-attr]
+
+
+def owned_by(node: NodeCache, count: int = 1) -> list[int]:
+    mine = (n for n in range(10_000) if node.peers.route(key_of(n)).is_mine)  # type: ignore[union-attr]
+    return [next(mine) for _ in range(count)]
+
+
+def never() -> bytes:
+    raise AssertionError("the bucket is read")
+
+
+def test_the_owner_is_asked_before_the_bucket_and_handed_what_it_lacks(group: Group) -> None:
+    a, b = group.node(), group.node()
+    numbers = range(40)
+    assert {load(a, number) for number in numbers} == {"store"}
+    sources = [b.load(key_of(number), SIZE, never).source for number in numbers]
+    assert {"cache", "peer"} == set(sources)
+    assert sources.count("cache") == len([n for n in numbers if owner([a, b], n) is b])
+    stat = b.peers.stat()  # type: ignore[union-attr]
+    assert (stat.members, stat.bypassed, stat.failures) == (2, 0, 0)
+    assert stat.hits == sources.count("peer")
+    assert stat.hit_bytes == stat.hits * SIZE
+
+
+def test_guests_give_way_to_what_belongs_here(group: Group) -> None:
+    """Room for 20 on each of two nodes and 32 objects: each is somewhere, whatever order they came in."""
+    a, b = group.node(24 * CHARGE), group.node(24 * CHARGE)
+    numbers = range(32)
+    for number in numbers:
+        load(a, number)
+    assert a.stat().used_bytes <= a.stat().limit_bytes
+    held = [[node.contains(key_of(number)) for number in numbers] for node in (a, b)]
+    for number in numbers:
+        home = (a, b).index(owner([a, b], number))
+        assert held[home][number], "its owner has it"
+    assert sum(held[0]) == 24, "and the room that is left holds guests"
+    for number in numbers:
+        assert b.load(key_of(number), SIZE, never).data == bytes_of(number, SIZE)
+
+
+def test_a_stranger_gets_nothing_and_leaves_nothing(group: Group) -> None:
+    a, number = group.node(), 1
+    load(a, number)
+    member = a.peers.members[0]  # type: ignore[union-attr]
+    for token in (b"", b"guess", b"\0" * 64):
+        with socket.create_connection((member.host, member.port), 2) as line:
+            magic, nonce = GREETING.unpack(line.recv(GREETING.size, socket.MSG_WAITALL))
+            assert magic == MAGIC
+            line.sendall(REPLY.pack(MAGIC, bytes(16), proof(token, b"client", nonce, bytes(16))))
+            with contextlib.suppress(ConnectionError):
+                line.sendall(request(Op.GET, key_of(number)) + request(Op.PUT, key_of(2), b"poison") + b"poison")
+                assert line.recv(1) == b"", "not even an answer"
+    assert not a.contains(key_of(2))
+
+
+def test_a_stranger_that_replays_or_says_nothing_is_let_go(group: Group) -> None:
+    """What was heard on the wire is worth nothing on another connection: nonces differ."""
+    a = group.node()
+    member, token = a.peers.members[0], group.token()  # type: ignore[union-attr]
+    with socket.create_connection((member.host, member.port), 2) as line:
+        _, nonce = GREETING.unpack(line.recv(GREETING.size, socket.MSG_WAITALL))
+        heard = REPLY.pack(MAGIC, bytes(16), proof(token, b"client", nonce, bytes(16)))
+        line.sendall(heard)
+        assert len(line.recv(32, socket.MSG_WAITALL)) == 32
+    with socket.create_connection((member.host, member.port), 2) as line:
+        line.recv(GREETING.size, socket.MSG_WAITALL)
+        line.sendall(heard)
+        with contextlib.suppress(ConnectionError):
+            assert line.recv(1) == b""
+
+
+@contextlib.contextmanager
+def rogue(serve: Callable[[socket.socket], None]) -> Iterator[int]:
+    """A server of the test's making; its port."""
+    with socket.create_server(("127.0.0.1", 0)) as door:
+
+        def run() -> None:
+            with contextlib.suppress(OSError):
+                while True:
+                    line, _ = door.accept()
+                    threading.Thread(target=_quietly, args=(serve, line), daemon=True).start()
+
+        threading.Thread(target=run, daemon=True).start()
+        yield door.getsockname()[1]
+
+
+def _quietly(serve: Callable[[socket.socket], None], line: socket.socket) -> None:
+    with contextlib.suppress(OSError), line:
+        serve(line)
+
+
+def greet(line: socket.socket, token: bytes) -> None:
+    line.sendall(GREETING.pack(MAGIC, bytes(16)))
+    _, nonce, _ = REPLY.unpack(line.recv(REPLY.size, socket.MSG_WAITALL))
+    line.sendall(proof(token, b"server", bytes(16), nonce))
+
+
+def answering(token: bytes, answer: Callable[[], bytes]) -> Callable[[socket.socket], None]:
+    """A peer with the token that answers every request with the same bytes."""
+
+    def serve(line: socket.socket) -> None:
+        greet(line, token)
+        while line.recv(REQUEST.size, socket.MSG_WAITALL):
+            line.sendall(answer())
+
+    return serve
+
+
+def silent(line: socket.socket) -> None:
+    time.sleep(30)
+
+
+def dripping(token: bytes) -> Callable[[socket.socket], None]:
+    def serve(line: socket.socket) -> None:
+        greet(line, token)
+        line.sendall(ANSWER.pack(Status.HERE, SIZE, bytes(16)))
+        while True:
+            line.sendall(b"x")
+            time.sleep(0.05)
+
+    return serve
+
+
+def rogues(token: bytes) -> dict[str, Callable[[socket.socket], None]]:
+    good = bytes_of(1, SIZE)
+    return {
+        "says nothing": silent,
+        "sends a byte now and then": dripping(token),
+        "has another token": answering(b"other", bytes),
+        "announces the wrong length": answering(token, lambda: ANSWER.pack(Status.HERE, 1 << 62, bytes(16))),
+        "sends wrong bytes": answering(
+            token, lambda: ANSWER.pack(Status.HERE, SIZE, digest_of(good)) + good[:-1] + b"\0"
+        ),
+        "closes": lambda line: None,
+    }
+
+
+@pytest.mark.parametrize("kind", list(rogues(b"")))
+def test_a_bad_peer_costs_one_time_out_and_is_passed_over(group: Group, kind: str) -> None:
+    a = group.node(timeout_s=0.5)
+    with rogue(rogues(group.token())[kind]) as port:
+        group.register("rogue", port)
+        theirs = [n for n in range(100) if not a.peers.route(key_of(n)).is_mine]  # type: ignore[union-attr]
+        began_s = time.monotonic()
+        assert load(a, theirs[0]) == "store", "and the right bytes: load checks"
+        assert time.monotonic() - began_s < 0.5 + SIZE / 1e6 + 1.0
+        stat = a.peers.stat()  # type: ignore[union-attr]
+        assert (stat.members, stat.bypassed, stat.failures) == (2, 1, 1)
+        began_s = time.monotonic()
+        assert {load(a, number) for number in theirs[1:]} == {"store"}
+        assert time.monotonic() - began_s < 1.0, "nobody waits for it again"
+        assert a.peers.stat().failures == 1  # type: ignore[union-attr]
+
+
+def test_a_dead_node_is_passed_over_and_a_stand_in_keeps_its_objects(group: Group) -> None:
+    a, b, c = group.node(), group.node(), group.node()
+    numbers = range(60)
+    for number in numbers:
+        load(a, number)
+    c.peers._server.process.kill()  # type: ignore[union-attr]
+    c.peers._server.process.wait()  # type: ignore[union-attr]
+    sources = [load(b, number) for number in numbers]
+    lost = [n for n in numbers if owner([a, b, c], n) is c]
+    assert b.peers.stat().bypassed == 1  # type: ignore[union-attr]
+    assert sources.count("store") <= len(lost)
+    assert {b.load(key_of(number), SIZE, never).source for number in numbers} <= {"cache", "peer"}
+
+
+def test_a_node_that_joins_takes_its_share_without_a_read_from_the_bucket(group: Group) -> None:
+    a, b = group.node(), group.node()
+    numbers = range(60)
+    for number in numbers:
+        load(a, number)
+    c = group.node()
+    assert [c.load(key_of(number), SIZE, never).data for number in numbers] == [bytes_of(n, SIZE) for n in numbers]
+    mine = [number for number in numbers if owner([a, b, c], number) is c]
+    assert mine
+    assert all(c.contains(key_of(number)) for number in mine)
+
+
+def test_a_node_that_comes_back_has_its_identity_and_its_objects(group: Group) -> None:
+    a, b = group.node(), group.node()
+    for number in range(40):
+        load(a, number)
+    group.nodes.remove(b)
+    b.peers.leave()  # type: ignore[union-attr]
+    a.peers.refresh()  # type: ignore[union-attr]
+    assert len(a.peers.members) == 1  # type: ignore[union-attr]
+    again = group.node(name="node1")
+    assert {m.id for m in again.peers.members} == {m.id for m in b.peers.members}  # type: ignore[union-attr]
+    assert {again.load(key_of(number), SIZE, never).source for number in range(40)} == {"cache", "peer"}
+
+
+def test_a_server_that_was_killed_is_started_again(group: Group) -> None:
+    a, b = group.node(), group.node(bypass_s=0.2)
+    number = owned_by(a)[0]
+    load(a, number)
+    a.peers._server.process.kill()  # type: ignore[union-attr]
+    a.peers._server.process.wait()  # type: ignore[union-attr]
+    assert load(b, owned_by(a, 2)[1]) == "store"
+    a.peers.refresh()  # type: ignore[union-attr]
+    b.peers.refresh()  # type: ignore[union-attr]
+    assert b.load(key_of(number), SIZE, never).source == "peer"
+
+
+def test_an_entry_gone_bad_on_a_peers_disk_is_caught_and_healed(group: Group) -> None:
+    a, b = group.node(), group.node(bypass_s=0.05)
+    number = owned_by(a)[0]
+    load(a, number)
+    path = entry_file(a, number)
+    damaged = bytearray(path.read_bytes())
+    damaged[-1] ^= 1
+    path.write_bytes(damaged)
+    assert load(b, number) == "store", "the checksum is that of the bytes that were put in"
+    wait_until(lambda: not a.contains(key_of(number)), 5)
+    b.clear()
+    time.sleep(0.1)
+    assert b.load(key_of(number), SIZE, lambda: bytes_of(number, SIZE)).data == bytes_of(number, SIZE)
+
+
+RANK = """
+import sys, time, torch.distributed as dist
+from stallwise.data import NodeCache, Peers
+cache = NodeCache(sys.argv[1], 10**6, peers=Peers(dist.HashStore()))
+print(cache.peers._server.process.pid, flush=True)
+time.sleep(100)
+"""
+
+
+def test_a_server_ends_with_its_rank(tmp_path: Path) -> None:
+    rank = subprocess.Popen([sys.executable, "-c", RANK, str(tmp_path / "cache")], stdout=subprocess.PIPE, text=True)
+    assert rank.stdout is not None
+    server = Path(f"/proc/{int(rank.stdout.readline())}")
+    assert server.exists()
+    rank.kill()
+    rank.communicate()
+    wait_until(lambda: not server.exists() or "Z" in (server / "stat").read_text().split()[2:3], 5)
+
+
+def _read_in_child(cache: NodeCache, numbers: list[int], back: Any) -> None:
+    back.send([cache.load(key_of(number), SIZE, never).source for number in numbers])
+
+
+def test_a_forked_worker_makes_its_own_connections(group: Group) -> None:
+    import multiprocessing
+
+    a, b = group.node(), group.node()
+    for number in range(40):
+        load(a, number)
+    theirs = owned_by(a, 10)
+    theirs = [number for number in theirs if number < 40]
+    assert b.load(key_of(theirs[0]), SIZE, never).source == "peer", "the parent has an open connection"
+    here, back = multiprocessing.get_context("fork").Pipe(duplex=False)
+    with process(_read_in_child, b, theirs[1:], back):
+        assert set(here.recv()) == {"peer"}
+    assert b.peers.stat().hits == len(theirs), "the board counts for all"  # type: ignore[union-attr]
+
+
+def test_a_peer_that_lies_about_its_checksum_is_caught_by_the_stores(
+    group: Group, seaweed: Seaweed, proxy: Proxy, new_bucket: Callable[..., str], tmp_path: Path
+) -> None:
+    """It has the token, sends other bytes of the right length and their checksum: the ETag does not fit."""
+    bucket = new_bucket(objects(30, SIZE))
+    a, lie = group.node(bypass_s=600), b"\0" * SIZE
+    answer = ANSWER.pack(Status.HERE, SIZE, digest_of(lie)) + lie
+    with rogue(answering(group.token(), lambda: answer)) as port:
+        group.register("liar", port)
+        dataset = BucketDataset(
+            f"s3://{bucket}/",
+            lambda data, name: (name, data),
+            endpoint=proxy.endpoint,
+            options=seaweed.options,
+            cache=a,
+            index_folder=tmp_path / "index",
+        )
+        loader = DataLoader(dataset, 10, sampler=Lookahead(SequentialSampler(dataset)), collate_fn=list)
+        got = [sample for batch in loader for sample in batch]
+    assert [data == content(name, SIZE) for name, data in got] == [True] * 30
+    assert a.peers.stat().hits == 0  # type: ignore[union-attr]
+    assert a.peers.stat().bypassed == 1  # type: ignore[union-attr]
+    assert all(a.read(dataset.index.key(n)) == content(dataset.name(n), SIZE) for n in range(30))
+
+
+def test_tags_that_are_no_digests_are_learnt() -> None:
+    tags = Tags()
+    assert not tags.fits('"' + 32 * "0" + '"', b"x"), "unknown and it does not fit: ask the bucket"
+    tags.learn(32 * "0", b"x")
+    assert tags.fits(32 * "0", b"x"), "so it is with bytes fresh from the bucket: encrypted, for example"
+    assert Tags().fits("abc-3", b"x"), "of several parts"
+    assert Tags().fits(None, b"x")
+
+
+names = st.lists(st.text("abcdef", min_size=4, max_size=8), min_size=2, max_size=8, unique=True)
+
+
+@given(names, st.integers(0, 2**32))
+def test_only_what_a_node_had_moves_when_it_leaves(ids: list[str], number: int) -> None:
+    members = [Member(one, "", 1, slot) for slot, one in enumerate(ids)]
+    order = ranked(key_of(number), members)
+    without = ranked(key_of(number), [m for m in members if m is not order[0]])
+    assert without == order[1:], "the second stands in, and all others keep their places"
+
+
+@given(st.integers(2, 8))
+def test_objects_are_dealt_out_evenly(nodes: int) -> None:
+    members = [Member(f"node{slot}", "", 1, slot) for slot in range(nodes)]
+    firsts = [ranked(key_of(number), members)[0].slot for number in range(1000)]
+    for slot in range(nodes):
+        assert abs(firsts.count(slot) / 1000 - 1 / nodes) < 5 * (1 / nodes / 1000) ** 0.5
+
+
+def test_what_cannot_be_is_said(tmp_path: Path, group: Group) -> None:
+    with pytest.raises(InputError, match="init_process_group"):
+        Peers()
+    with pytest.raises(InputError, match="no-evict"):
+        NodeCache(tmp_path / "lru", 10**6, "lru", peers=Peers(group.store))
+    used = group.node().peers
+    with pytest.raises(InputError, match="belong to one NodeCache"):
+        NodeCache(tmp_path / "second", 10**6, peers=used)
+    assert group.token().decode() not in repr(used)
