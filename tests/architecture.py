@@ -20,7 +20,15 @@ FLOORS: tuple[tuple[str, ...], ...] = (
     ("report",),
     ("cli", "web", "notebook"),
 )
-BESIDE = {("cloud", "spot"), ("cluster", "spot"), ("run", "hardware"), ("run", "workload"), ("tune", "data")}
+BESIDE = {
+    ("cli", "web"),
+    ("cloud", "spot"),
+    ("cluster", "spot"),
+    ("elastic", "data"),
+    ("run", "hardware"),
+    ("run", "workload"),
+    ("tune", "data"),
+}
 
 # The package itself and its `-m` entry may point at the doors.
 ENTRIES = {"", "__main__"}

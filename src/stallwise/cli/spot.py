@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from stallwise.cli import spot_inputs
+from stallwise.cli import spot_chaos, spot_inputs, spot_watch
 from stallwise.cli.output import Exit, Json, answer
 from stallwise.errors import InputError
 
@@ -14,6 +14,8 @@ if TYPE_CHECKING:
     from stallwise.spot.plan.outlook import Plan
 
 app = typer.Typer(no_args_is_help=True, help="Machines that may vanish: how long they live, what a job costs on them.")
+app.command("chaos")(spot_chaos.chaos)
+app.command("watch")(spot_watch.watch)
 
 
 @app.command("fit")
@@ -50,6 +52,10 @@ def plan(
     run: Annotated[Path, typer.Argument(metavar="RUN", help="The folder of a run.")],
     steps: Annotated[int | None, typer.Option("--steps", help="Steps of the whole job.")] = None,
     samples: Annotated[float | None, typer.Option("--samples", help="Samples of the whole job, instead.")] = None,
+    work: Annotated[
+        str | None,
+        typer.Option("--work", help="Time of the whole job on these machines, as recommend predicts it: 5h."),
+    ] = None,
     lifetimes: Annotated[
         list[str] | None,
         typer.Option(
@@ -122,7 +128,8 @@ def plan(
     count = job.machines if machines is None else machines
     if count < 1 or replays < 1:
         raise InputError("--machines and --replays take whole numbers from 1.")
-    needed_s, said = work_s(job, count, steps=steps, samples=samples)
+    given_s = None if work is None else parse_seconds(work)
+    needed_s, said = work_s(job, count, steps=steps, samples=samples, given_s=given_s)
     if (switch or uniform) and deadline is None:
         raise InputError("--switch needs --deadline: without one there is no moment to switch at.")
     moving = spot_inputs.moving_prices(price_history, instance, price_zone, price_cap, spend)

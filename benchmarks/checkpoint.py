@@ -1,0 +1,147 @@
+"""What a checkpoint costs training: time lost over a window, state of at least 1 GB, on disk when it ends.
+
+    python -m benchmarks.checkpoint [--device cuda] [--megabytes 1100] [--folder build/checkpoint-bench]
+
+A job trains with AdamW on one rank. In turns the same number of steps is made without a save, with `torch.save` and
+fsync in the middle (synchronous), and with this package's session saving in the middle, waiting (`waits`) and beside
+training (`beside`); the window ends when the steps are made *and* the checkpoint is visible on disk. Lost is the
+window's time beyond that of so many steps without a save. The bar, 20 % of the synchronous save, is for the H200; on a
+processor alone copying, writing and training share the cores, and the figure is reported without one.
+"""
+
+import argparse
+import math
+import os
+import shutil
+import statistics
+import sys
+import time
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+from benchmarks.harness import Result
+
+BAR = 0.20
+MEGABYTES = 1100
+ROUNDS = 3
+LAYERS = 8
+_WINDOW_S = 2.0
+
+
+def measure(device: str | None = None, megabytes: int | None = None, folder: Path | None = None) -> list[Result]:
+    """One claim: beside training against a synchronous save."""
+    import torch
+
+    quick = "STALLWISE_BENCH_QUICK" in os.environ
+    chosen = device or ("cuda" if torch.cuda.is_available() else "cpu")
+    megabytes = megabytes or (100 if quick else MEGABYTES)
+    root = folder or Path("build/checkpoint-bench")
+    shutil.rmtree(root, ignore_errors=True)
+    root.mkdir(parents=True)
+    try:
+        lost = _lost(chosen, megabytes, root, 1 if quick else ROUNDS)
+    finally:
+        shutil.rmtree(root, ignore_errors=True)
+    middle = {name: statistics.median(values) for name, values in lost.items()}
+    share = middle["beside"] / middle["torch.save"]
+    texts = [f"{name} {_spread(values)}" for name, values in lost.items()]
+    return [
+        Result(
+            claim=f"training time lost to a checkpoint of {megabytes / 1e3:.2g} GB on {chosen}, durable: beside "
+            f"training ≤ {BAR:.0%} of torch.save and fsync"
+            + ("" if chosen == "cuda" else " (bar for a GPU; here reported)"),
+            measured=f"{share:.0%}; lost {', '.join(texts)}",
+            held=share <= BAR or chosen != "cuda",
+        )
+    ]
+
+
+def _spread(values: list[float]) -> str:
+    return f"{statistics.median(values):.3f} s ({min(values):.3f} to {max(values):.3f})"
+
+
+def _lost(device: str, megabytes: int, root: Path, rounds: int) -> dict[str, list[float]]:
+    """Seconds lost in every round, by way of saving."""
+    import torch
+    import torch.distributed as dist
+
+    from stallwise import elastic
+
+    for name in ("RANK", "LOCAL_RANK", "MASTER_PORT"):
+        os.environ.setdefault(name, "0")
+    os.environ.setdefault("WORLD_SIZE", "1")
+    os.environ.setdefault("MASTER_ADDR", "127.0.0.1")
+    if not dist.is_initialized():
+        dist.init_process_group("gloo", store=dist.HashStore(), rank=0, world_size=1)
+    # Weights, and two moments of AdamW.
+    width = math.isqrt(int(megabytes * 1e6 / 4 / 3 / LAYERS))
+    model = torch.nn.Sequential(*(torch.nn.Linear(width, width, bias=False) for _ in range(LAYERS))).to(device)
+    optimizer = torch.optim.AdamW(model.parameters(), lr=1e-6, fused=device == "cuda")
+    batch = torch.randn(4096 if device == "cuda" else 2, width, device=device)
+
+    def step() -> None:
+        optimizer.zero_grad()
+        model(batch).square().mean().backward()
+        optimizer.step()
+
+    def settle() -> None:
+        if device == "cuda":
+            torch.cuda.synchronize()
+
+    def synchronous() -> None:
+        with (root / "plain.pt").open("wb") as file:
+            torch.save({"model": model.state_dict(), "optimizer": optimizer.state_dict()}, file)
+            file.flush()
+            os.fsync(file.fileno())
+
+    with elastic.Session(model, optimizer, folder=root / "elastic", interval_s=1e9, keep=1) as session:
+
+        def window(count: int, save: Callable[[], Any]) -> tuple[float, int]:
+            settle()
+            begin_s, made = time.perf_counter(), 0
+            while made < count or session.saving:
+                step()
+                made += 1
+                session.step += 1  # a checkpoint is named by its step
+                if made == count // 4:
+                    settle()
+                    save()
+            settle()
+            return time.perf_counter() - begin_s, made
+
+        ways: dict[str, Callable[[], Any]] = {
+            "torch.save": synchronous,
+            "waits": lambda: session.save(wait=True),
+            "beside": lambda: session.save(wait=False),
+        }
+        window(4, lambda: None)
+        per_step_s = window(4, lambda: None)[0] / 4
+        count = max(8, min(400, math.ceil(_WINDOW_S / per_step_s)))
+        for save in ways.values():  # buffers are made at the first
+            window(count, save)
+        lost: dict[str, list[float]] = {name: [] for name in ways}
+        for _ in range(rounds):
+            for name, save in ways.items():
+                calm_s, calm = window(count, lambda: None)
+                lasted_s, made = window(count, save)
+                lost[name].append(lasted_s - made * calm_s / calm)
+    return lost
+
+
+def main() -> int:
+    """From the command line."""
+    parser = argparse.ArgumentParser(prog="python -m benchmarks.checkpoint")
+    parser.add_argument("--device", choices=["cpu", "cuda"])
+    parser.add_argument("--megabytes", type=int)
+    parser.add_argument("--folder", type=Path)
+    options = parser.parse_args()
+    missed = 0
+    for result in measure(options.device, options.megabytes, options.folder):
+        missed += not result.held
+        print(f"{'held  ' if result.held else 'MISSED'} checkpoint: {result.claim}: {result.measured}", flush=True)
+    return min(missed, 1)
+
+
+if __name__ == "__main__":
+    sys.exit(main())

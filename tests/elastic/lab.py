@@ -1,0 +1,159 @@
+"""Machines of a job on this one: a coordinator and agents, each in a session of its own, and ways to hurt them."""
+
+import contextlib
+import json
+import os
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+import psutil
+
+from tests.data.testbed.processes import free_ports
+
+JOB = Path(__file__).with_name("job.py")
+MARK = "STALLWISE_LAB"
+
+
+@dataclass
+class Lab:
+    """One job: `start()` it, hurt it, `wait()` for it; nothing survives `close()`."""
+
+    root: Path
+    arguments: Sequence[str]
+    nnodes: str = "1:4"
+    per_host: int = 1
+    options: Sequence[str] = ()
+    environment: dict[str, str] = field(default_factory=dict)
+    bucket: str | None = None
+    hosts: list[subprocess.Popen[bytes]] = field(default_factory=list)
+    coordinator: subprocess.Popen[bytes] | None = None
+
+    def __post_init__(self) -> None:
+        self.root.mkdir(parents=True, exist_ok=True)
+        self.port = free_ports(1)[0]
+
+    @property
+    def folder(self) -> Path:
+        return self.root / "checkpoints"
+
+    @property
+    def logs(self) -> Path:
+        return self.root / "logs"
+
+    def start(self, hosts: int) -> "Lab":
+        self.start_coordinator()
+        for _ in range(hosts):
+            self.add()
+        return self
+
+    def start_coordinator(self) -> None:
+        self.coordinator = self._run("coordinator", "--port", str(self.port))
+
+    def add(self) -> subprocess.Popen[bytes]:
+        command = [
+            "host", "--coordinator", f"127.0.0.1:{self.port}", "--nnodes", self.nnodes, "--nproc-per-node",
+            str(self.per_host), *self.options, str(JOB), "--folder", self.bucket or str(self.folder), "--log",
+            str(self.logs), *self.arguments,
+        ]  # fmt: skip
+        self.hosts.append(self._run(*command))
+        return self.hosts[-1]
+
+    def _run(self, *command: str) -> subprocess.Popen[bytes]:
+        environment = {**os.environ, "OMP_NUM_THREADS": "1", MARK: str(self.root), **self.environment}
+        with (self.root / "out.txt").open("ab") as out:
+            return subprocess.Popen(
+                [sys.executable, "-m", "stallwise.elastic", *command],
+                stdin=subprocess.DEVNULL,
+                stdout=out,
+                stderr=subprocess.STDOUT,
+                env=environment,
+                start_new_session=True,
+            )
+
+    def alive(self) -> list[subprocess.Popen[bytes]]:
+        return [host for host in self.hosts if host.poll() is None]
+
+    def ranks(self) -> list[psutil.Process]:
+        """Rank processes that run now."""
+        found = []
+        for host in self.alive():
+            with contextlib.suppress(psutil.Error):
+                for nursery in psutil.Process(host.pid).children():
+                    found += nursery.children()
+        return found
+
+    def steps(self) -> dict[str, list[dict[str, Any]]]:
+        """Lines of every rank's log."""
+        found: dict[str, list[dict[str, Any]]] = {}
+        for path in sorted(self.logs.glob("*.jsonl")):
+            lines = path.read_text().split("\n")
+            found[path.stem] = [json.loads(line) for line in lines if line.endswith("}")]
+        return found
+
+    def last_step(self) -> int:
+        return max((line.get("step", 0) for lines in self.steps().values() for line in lines), default=0)
+
+    def events(self) -> list[dict[str, Any]]:
+        from stallwise.elastic.events import read_events
+
+        return list(read_events(self.folder / "events.jsonl"))
+
+    def rounds(self) -> list[dict[str, Any]]:
+        return [event for event in self.events() if event["kind"] == "began"]
+
+    def until(self, ready: Callable[[], bool], patience_s: float = 60.0) -> None:
+        give_up = time.monotonic() + patience_s
+        while not ready():
+            if time.monotonic() > give_up:
+                raise AssertionError(f"waited {patience_s} s\n{self.said()}")
+            time.sleep(0.02)
+
+    def wait(self, patience_s: float = 90.0) -> None:
+        """Until every agent has ended by itself."""
+        self.until(lambda: not self.alive(), patience_s)
+
+    def said(self) -> str:
+        return (self.root / "out.txt").read_text()[-6000:]
+
+    def result(self) -> dict[str, Any]:
+        found: dict[str, Any] = json.loads((self.logs / "done.json").read_text())
+        return found
+
+    def strays(self) -> list[psutil.Process]:
+        """Processes of this lab that nobody looks after: neither agent nor coordinator nor below a living one."""
+        kept = {p.pid for p in [*self.alive(), *([self.coordinator] if self.coordinator else [])]}
+        below = set()
+        for pid in kept:
+            with contextlib.suppress(psutil.Error):
+                below |= {child.pid for child in psutil.Process(pid).children(recursive=True)}
+        found = []
+        for process in psutil.process_iter():
+            with contextlib.suppress(psutil.Error):
+                ours = process.pid not in kept | below and process.environ().get(MARK) == str(self.root)
+                if ours and process.status() != psutil.STATUS_ZOMBIE:
+                    found.append(process)
+        return found
+
+    def close(self) -> None:
+        for process in [*self.hosts, *([self.coordinator] if self.coordinator else [])]:
+            with contextlib.suppress(ProcessLookupError):
+                os.killpg(process.pid, signal.SIGKILL)
+            process.wait()
+        for stray in self.strays():
+            with contextlib.suppress(psutil.Error):
+                stray.kill()
+
+
+@contextlib.contextmanager
+def lab(root: Path, *arguments: str, **settings: Any) -> Iterator[Lab]:
+    made = Lab(root, arguments, **settings)
+    try:
+        yield made
+    finally:
+        made.close()
