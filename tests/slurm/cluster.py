@@ -10,9 +10,10 @@ import secrets
 import shutil
 import signal
 import socket
+import stat
 import subprocess
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -42,14 +43,49 @@ class Cluster:
         """A command as a user of the cluster, output captured."""
         return subprocess.run(command, cwd=cwd, env=self.environment, capture_output=True, text=True, timeout=timeout)
 
+    def start(self, *command: str, **environment: str) -> None:
+        """One more daemon, ended with the others."""
+        _start(self, *command, environment=environment)
+
+    @property
+    def controller(self) -> subprocess.Popen[bytes]:
+        """slurmctld."""
+        return next(daemon for daemon in self.daemons if daemon.args[0] == "slurmctld")  # type: ignore[index]
+
+    def restart_controller(self) -> None:
+        """slurmctld is told to end, saves its state, and is started again."""
+        daemon = self.controller
+        daemon.terminate()
+        daemon.wait()
+        place = self.daemons.index(daemon)
+        self.daemons.remove(daemon)
+        _start(self, "slurmctld", "-D", "-f", str(self.folder / "slurm.conf"))
+        # Where it was in the order of starting, so that it is stopped after the nodes.
+        self.daemons.insert(place, self.daemons.pop())
+
     def states(self) -> list[str]:
         """What each node says of itself."""
-        return self.run("sinfo", "-N", "-h", "-o", "%T").stdout.split()
+        lines = self.run("sinfo", "-N", "-h", "-o", "%N %T").stdout.splitlines()
+        return list(dict(line.split() for line in lines).values())  # a node is listed once per partition
 
 
 @contextmanager
-def slurm(folder: Path, nodes: int = 2, cpus: int = 4) -> Iterator[Cluster]:
-    """A cluster of `nodes` nodes `n1` …, each with `cpus` processors as far as Slurm knows."""
+def slurm(
+    folder: Path,
+    nodes: int = 2,
+    cpus: int = 4,
+    *,
+    gpus: int = 0,
+    racks: int = 1,
+    settings: Sequence[str] = (),
+    before: Callable[[Cluster], None] | None = None,
+) -> Iterator[Cluster]:
+    """A cluster of `nodes` nodes `n1` …, each with `cpus` processors and `gpus` GPUs as far as Slurm knows.
+
+    With `racks` the nodes are spread evenly over that many leaf switches. `settings` are lines of slurm.conf
+    (`{munge}` stands for the folder of the munge socket); `before` is called when all is configured and slurmctld has
+    not been started yet.
+    """
     require_slurm()
     folder.mkdir(parents=True, exist_ok=True)
     munge = Path("/run") / f"stallwise-munge-{secrets.token_hex(4)}"
@@ -58,7 +94,9 @@ def slurm(folder: Path, nodes: int = 2, cpus: int = 4) -> Iterator[Cluster]:
         stack.callback(shutil.rmtree, munge, ignore_errors=True)
         stack.callback(_stop, cluster.daemons)
         _start_munge(cluster)
-        _configure(cluster, cpus)
+        _configure(cluster, cpus, gpus, racks, settings)
+        if before is not None:
+            before(cluster)
         _start(cluster, "slurmctld", "-D", "-f", str(folder / "slurm.conf"))
         for node in cluster.nodes:
             _start(cluster, "slurmd", "-D", "-N", node, "-f", str(folder / "slurm.conf"))
@@ -95,13 +133,18 @@ def _start_munge(cluster: Cluster) -> None:
     _wait_for(lambda: (own / "socket").exists(), "munged", cluster)
 
 
-def _configure(cluster: Cluster, cpus: int) -> None:
+def _configure(cluster: Cluster, cpus: int, gpus: int, racks: int, settings: Sequence[str]) -> None:
     folder = cluster.folder
+    if gpus:
+        _fake_gpus(cluster, gpus)
+    if racks > 1:
+        (folder / "topology.conf").write_text(_topology(cluster, racks))
     for name in ("state", *(f"spool-{node}" for node in cluster.nodes)):
         (folder / name).mkdir(exist_ok=True)
+    generic = f" Gres=gpu:{gpus}" if gpus else ""
     ports = [free_port() for _ in range(1 + len(cluster.nodes))]
     nodes = [
-        f"NodeName={node} NodeHostname=localhost NodeAddr=127.0.0.1 Port={port} CPUs={cpus} RealMemory=2000"
+        f"NodeName={node} NodeHostname=localhost NodeAddr=127.0.0.1 Port={port} CPUs={cpus} RealMemory=2000{generic}"
         for node, port in zip(cluster.nodes, ports[1:], strict=True)
     ]
     lines = [
@@ -125,13 +168,37 @@ def _configure(cluster: Cluster, cpus: int) -> None:
         "TaskPlugin=task/none",
         "ReturnToService=2",
         "MpiDefault=none",
+        *(["GresTypes=gpu"] if gpus else []),
+        *(["TopologyPlugin=topology/tree"] if racks > 1 else []),
+        *(line.replace("{munge}", str(cluster.munge)) for line in settings),
         *nodes,
         f"PartitionName=all Nodes={','.join(cluster.nodes)} Default=YES State=UP",
     ]
     (folder / "slurm.conf").write_text("\n".join(lines) + "\n")
 
 
-def _start(cluster: Cluster, *command: str, user: str | None = None) -> None:
+def _fake_gpus(cluster: Cluster, gpus: int) -> None:
+    """Slurm wants character devices; these are all /dev/null."""
+    for number in range(gpus):
+        os.mknod(cluster.folder / f"gpu{number}", 0o666 | stat.S_IFCHR, os.makedev(1, 3))
+    names, last = ",".join(cluster.nodes), gpus - 1
+    devices = f"{cluster.folder}/gpu[0-{last}]"
+    (cluster.folder / "gres.conf").write_text(f"AutoDetect=off\nNodeName={names} Name=gpu File={devices}\n")
+
+
+def _topology(cluster: Cluster, racks: int) -> str:
+    """Leaf switches `rack1` … of equal size under one `core`."""
+    each = len(cluster.nodes) // racks
+    leaves = [
+        f"SwitchName=rack{rack + 1} Nodes={','.join(cluster.nodes[rack * each : (rack + 1) * each])}"
+        for rack in range(racks)
+    ]
+    return "\n".join([*leaves, f"SwitchName=core Switches=rack[1-{racks}]"]) + "\n"
+
+
+def _start(
+    cluster: Cluster, *command: str, user: str | None = None, environment: Mapping[str, str] | None = None
+) -> None:
     log = (cluster.folder / f"{command[0]}-{len(cluster.daemons)}.out").open("wb")
     cluster.daemons.append(
         subprocess.Popen(
@@ -139,7 +206,7 @@ def _start(cluster: Cluster, *command: str, user: str | None = None) -> None:
             stdout=log,
             stderr=subprocess.STDOUT,
             stdin=subprocess.DEVNULL,
-            env=cluster.environment,
+            env=cluster.environment | dict(environment or {}),
             user=user,
             start_new_session=True,
         )

@@ -1,0 +1,34 @@
+"""A real Slurm of eight nodes in two racks, four fake GPUs each, for the whole session; every test leaves it idle."""
+
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from tests.slurm.cluster import Cluster, slurm
+from tests.slurm.site import Site
+
+# The grace of a TERM is Slurm's KillWait; tests need not wait half a minute for it. Slurm may look at released jobs
+# up to 3 s late by default.
+SETTINGS = ("KillWait=3", "SchedulerParameters=batch_sched_delay=0", "PartitionName=other Nodes=ALL State=UP")
+
+
+@pytest.fixture(scope="session")
+def two_racks(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Cluster]:
+    with slurm(tmp_path_factory.mktemp("slurm8"), nodes=8, cpus=8, gpus=4, racks=2, settings=SETTINGS) as running:
+        yield running
+
+
+@pytest.fixture
+def site(two_racks: Cluster, tmp_path: Path) -> Iterator[Site]:
+    made = Site(two_racks, tmp_path)
+    yield made
+    made.quiet()
+
+
+def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    """Leases and waits of seconds are told from delays only where nothing else runs."""
+    here = Path(__file__).parent
+    for item in items:
+        if here in item.path.parents and "two_racks" in getattr(item, "fixturenames", ()):
+            item.add_marker(pytest.mark.alone)

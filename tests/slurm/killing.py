@@ -1,0 +1,75 @@
+"""Controllers that are killed at random, one after the other; the last one lives until TERM.
+
+    python -m tests.slurm.killing KILLS SEED FILE schedule --partition …
+
+The program and its compiled parts are loaded once and every controller is forked from there, so that a kill meets one
+that acts and not one that still imports. FILE gets the time of every kill.
+"""
+
+import os
+import random
+import signal
+import sys
+import time
+from pathlib import Path
+
+
+def load() -> None:
+    """Everything a controller needs, so that the forked ones begin at once."""
+    from stallwise.cluster.job import Job
+    from stallwise.cluster.policies import policy_named
+    from stallwise.cluster.resume import Standing, resumed
+    from stallwise.cluster.topology import Cluster
+
+    waiting = Standing(job=Job(id="1", arrival_s=0.0, gpus=1, work_s=1.0), asked_s=0.0)
+    resumed(Cluster.counts(gpus=4, machines=4, racks=2), policy_named("patient"), [waiting]).decide(1.0)
+
+
+def fork(arguments: list[str]) -> int:
+    pid = os.fork()
+    if pid == 0:
+        from stallwise.cli.main import run
+
+        sys.argv = ["stallwise", *arguments]
+        try:
+            run()
+        except SystemExit as left:
+            os._exit(int(left.code or 0))
+        finally:
+            os._exit(99)
+    return pid
+
+
+def looks(log: Path) -> int:
+    """How many controllers have begun."""
+    return log.read_text().count('"begin"') if log.exists() else 0
+
+
+def main(kills: int, seed: int, file: Path, arguments: list[str]) -> int:
+    load()
+    draw = random.Random(seed)
+    log = Path(arguments[arguments.index("--log") + 1])
+    for number in range(kills):
+        begun = looks(log)
+        pid = fork(arguments)
+        # Every fourth may be killed before it has done anything; the others are met at work.
+        until = time.monotonic() + 20
+        while number % 4 and looks(log) == begun and time.monotonic() < until:
+            time.sleep(0.01)
+        time.sleep(draw.uniform(0.0, 0.5))
+        os.kill(pid, signal.SIGKILL)
+        _, status = os.waitpid(pid, 0)
+        assert os.WIFSIGNALED(status), f"it had ended by itself: {status}"
+        with file.open("a") as lines:
+            lines.write(f"{time.time()}\n")
+    pid = fork(arguments)
+    signal.signal(signal.SIGTERM, lambda *_: os.kill(pid, signal.SIGTERM))
+    while True:
+        try:
+            return os.waitstatus_to_exitcode(os.waitpid(pid, 0)[1])
+        except InterruptedError:
+            continue
+
+
+if __name__ == "__main__":
+    sys.exit(main(int(sys.argv[1]), int(sys.argv[2]), Path(sys.argv[3]), sys.argv[4:]))

@@ -1,0 +1,33 @@
+"""docs/slurm.md: its commands need a cluster, so they are not run; that they exist is checked."""
+
+import re
+
+import pytest
+
+from tests.conftest import ROOT, Cli
+
+PAGE = (ROOT / "docs/slurm.md").read_text()
+UNIT = (ROOT / "examples/slurm/stallwise-schedule.service").read_text()
+
+
+def shown(text: str) -> list[list[str]]:
+    joined = text.replace("\\\n", " ")
+    return [line.split() for line in re.findall(r"stallwise ((?:schedule|submit|queue)\b[^`\n]*)", joined)]
+
+
+@pytest.mark.parametrize("command", ["schedule", "submit", "queue"])
+def test_every_option_that_is_shown_exists(command: str, ask: Cli) -> None:
+    known = ask(command, "--help").stdout
+    for words in shown(PAGE) + shown(UNIT):
+        if words[0] == command:
+            for option in (word.split("=")[0] for word in words if word.startswith("--")):
+                assert option in known, f"{option} of {' '.join(words)}"
+    named = set(re.findall(r"`(--[a-z-]+)", PAGE))
+    assert named, "the page names options"
+
+
+def test_the_unit_starts_the_controller_and_names_folders_it_makes() -> None:
+    (start,) = [words for words in shown(UNIT) if "--state" in words]
+    assert start[start.index("--state") + 1] == "/var/lib/stallwise"
+    assert "StateDirectory=stallwise" in UNIT
+    assert "User=stallwise" in UNIT

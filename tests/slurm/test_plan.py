@@ -1,0 +1,315 @@
+"""Decisions, shapes, speeds and memory without a Slurm: generated facts in, plans out."""
+
+import json
+import math
+import os
+import sqlite3
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from stallwise.cluster.resume import Wait
+from stallwise.errors import InputError
+from stallwise.slurm.ask import Ask, ask_in, comment_of
+from stallwise.slurm.controller import Controller, Settings, policy_for_slurm
+from stallwise.slurm.facts import SlurmNode
+from stallwise.slurm.journal import Journal
+from stallwise.slurm.layout import Layout, layout_of
+from stallwise.slurm.observe import steps_per_s
+from stallwise.slurm.plan import Partition, Plan, decide
+from stallwise.slurm.speeds import corrected, learned
+from stallwise.slurm.state import Row, State
+from tests.slurm.recorded import Recorded
+from tests.slurm.test_reconcile import job, row
+
+NODES = [f"n{i}" for i in range(8)]
+TOPOLOGY = """SwitchName=a Level=0 LinkSpeed=1 Nodes=n[0-3]
+SwitchName=b Level=0 LinkSpeed=1 Nodes=n[4-7]
+SwitchName=top Level=1 LinkSpeed=1 Nodes=n[0-7] Switches=a,b
+"""
+
+
+def node(name: str, used: int = 0, **more: object) -> SlurmNode:
+    plain = SlurmNode(name=name, gpus=4, used=used, states=frozenset({"IDLE"}), partitions=("gpu",), idle_cpus=8)
+    return replace(plain, **more)  # type: ignore[arg-type]
+
+
+def layout() -> Layout:
+    return layout_of([node(name) for name in NODES], TOPOLOGY, "gpu")
+
+
+def partition(
+    rows: list[Row], nodes: list[SlurmNode] | None = None, policy: str = "fifo-skip", now_s: float = 1000.0
+) -> Partition:
+    nodes = nodes if nodes is not None else [node(name) for name in NODES]
+    return Partition(
+        layout=layout(),
+        nodes={n.name: n for n in nodes},
+        rows={r.key: r for r in rows},
+        jobs={r.key: replace(job("held" if r.phase == "waiting" else "running"), key=r.key) for r in rows},
+        policy=policy_for_slurm(policy),
+        speeds={r.key: r.speeds for r in rows},
+        now_s=1000.0,
+    )
+
+
+def waiting(key: str, gang: int, **more: object) -> Row:
+    return replace(row("waiting"), key=key, gang=gang, **more)  # type: ignore[arg-type]
+
+
+def running(key: str, placed: dict[str, int], **more: object) -> Row:
+    plain = replace(row("running"), key=key, gang=sum(placed.values()), placed=placed, lease_s=math.inf)
+    return replace(plain, **more)  # type: ignore[arg-type]
+
+
+def placed(plan: Plan) -> dict[str, dict[str, int]]:
+    return {start.key: dict(start.placed) for start in plan.start}
+
+
+def test_the_tree_is_that_of_the_switches() -> None:
+    tree = layout()
+    assert tree.cluster.levels == ("machine", "rack")
+    assert [tree.level(nodes) for nodes in (["n0"], ["n0", "n3"], ["n0", "n4"])] == [0, 1, 2]
+    flat = layout_of([node(name) for name in NODES], "", "gpu")
+    assert flat.level(NODES) == 1
+    alone = layout_of([node(name) for name in [*NODES, "n8"]], TOPOLOGY, "gpu")
+    assert alone.level(["n0", "n8"]) == 2, "a node under no switch is near nobody"
+    with pytest.raises(InputError, match="No node of partition 'cpu' has a GPU"):
+        layout_of([node("n0")], "", "cpu")
+
+
+def test_what_others_use_and_what_is_broken_is_left_alone() -> None:
+    nodes = [node("n0", used=4), node("n1", states=frozenset({"IDLE", "DRAIN"})), node("n2", idle_cpus=0)]
+    nodes += [node(name) for name in NODES[3:]]
+    plan = decide(partition([waiting("1", 4), waiting("2", 20), waiting("3", 4)], nodes))
+    assert set(placed(plan)) == {"1", "3"}
+    assert not {"n0", "n1", "n2"} & {name for nodes in placed(plan).values() for name in nodes}
+    assert plan.lost_gpus == 12
+    assert plan.why["2"].text == "needs 20 GPUs, 12 are free"
+
+
+def test_gpus_of_a_job_on_its_way_are_not_given_twice() -> None:
+    on_way = replace(running("1", {"n0": 4, "n1": 4}), phase="starting")
+    plan = decide(partition([on_way, waiting("2", 24)]))
+    assert not set(placed(plan)["2"]) & {"n0", "n1"}
+
+
+@given(st.data())
+def test_no_gpu_is_ever_promised_twice(data: st.DataObject) -> None:
+    """Whatever runs, is used by others and waits: what is started fits beside it, on nodes that may be used."""
+    used = {name: data.draw(st.integers(0, 4)) for name in NODES}
+    ours = {name: data.draw(st.integers(0, count)) for name, count in used.items()}
+    rows = [running(str(100 + i), {name: count}) for i, (name, count) in enumerate(ours.items()) if count]
+    gangs = data.draw(st.lists(st.sampled_from([1, 2, 4, 8, 16]), max_size=8))
+    rows += [waiting(str(i), gang, speeds=(1.0, 0.9, 0.5)) for i, gang in enumerate(gangs)]
+    name = data.draw(st.sampled_from(["fifo-skip", "las", "patient", "dally", "2d-las"]))
+    plan = decide(partition(rows, [node(name, used=count) for name, count in used.items()], name))
+    back = [r for r in rows if r.key in plan.stop]
+    for host in NODES:
+        given_now = sum(start.placed.get(host, 0) for start in plan.start)
+        given_back = sum(r.placed.get(host, 0) for r in back)
+        assert used[host] - given_back + given_now <= 4
+    assert all(sum(start.placed.values()) == next(r.gang for r in rows if r.key == start.key) for start in plan.start)
+    assert not back or name == "2d-las", "no lease has ended; only that one stops jobs at any time"
+
+
+def test_a_lease_ends_for_one_who_deserves_more_and_goes_on_otherwise() -> None:
+    whole = dict.fromkeys(NODES, 4)
+    nodes = [node(name, used=4) for name in NODES]
+    old = running("1", whole, lease_s=999.0, ran_s=500.0)
+    assert decide(partition([old], nodes, "las")).renew == ("1",)
+    plan = decide(partition([old, waiting("2", 32)], nodes, "las"))
+    assert plan.stop == ("1",)
+    assert placed(plan) == {"2": whole}
+    patient = running("1", whole, lease_s=1001.0, ran_s=500.0)
+    assert not decide(partition([patient, waiting("2", 32)], nodes, "las")).stop
+
+
+def test_nobody_is_moved_to_an_equal_place() -> None:
+    """Three machines are free that a fuller first choice would prefer; the job stays where it is."""
+    old = running("1", {"n7": 2}, lease_s=999.0)
+    nodes = [node(name, used=2 if name in ("n0", "n7") else 0) for name in NODES]
+    plan = decide(partition([old, waiting("2", 1)], nodes, "patient"))
+    assert plan.renew == ("1",)
+    assert not plan.stop
+
+
+def test_why_tells_when_patience_ends_and_then_it_does() -> None:
+    nodes = [node(name, used=1 if name in ("n0", "n4") else 0) for name in NODES]
+    gang = waiting("1", 16, asked_s=1000.0, speeds=(1.0, 1.0, 0.5))
+    here = partition([gang], nodes, "patient:lease=100,factor=2")
+    plan = decide(here)
+    assert not plan.start
+    assert plan.why["1"].until_s == pytest.approx(1200.0)
+    assert plan.next_s <= 1200.0, "nor does the controller sleep over it"
+    assert "holds out for one rack" in plan.why["1"].text
+    assert not decide(replace(here, now_s=1199.0)).start
+    assert decide(replace(here, now_s=1200.5)).start[0].level == 2
+
+
+def test_past_waits_make_dally_more_patient() -> None:
+    nodes = [node(name, used=1 if name in ("n0", "n4") else 0) for name in NODES]
+    here = partition([waiting("1", 16, asked_s=1000.0)], nodes, "dally:lease=100")
+    assert decide(here).why["1"].until_s == pytest.approx(2200.0), "twelve leases by default"
+    waits = [Wait(gang=16, level="rack", time_s=900.0 + i, wait_s=1800.0) for i in range(3)]
+    longer = decide(replace(here, waits=waits))
+    assert longer.why["1"].until_s == pytest.approx(2800.0), "eighteen, as others of its size had to wait"
+    assert not decide(replace(here, waits=waits, now_s=2799.0)).start
+    assert decide(replace(here, waits=waits, now_s=2801.0)).start, "and the policy does what was told"
+    other = [replace(wait, gang=8) for wait in waits]
+    assert decide(replace(here, waits=other)).why["1"].until_s == pytest.approx(2200.0)
+
+
+@pytest.mark.parametrize(
+    ("asked", "counts"),
+    [
+        ({"per_node": 2, "least_nodes": 2}, [2, 2]),
+        ({"least_nodes": 4, "most_nodes": 4}, [1, 1, 1, 1]),
+        ({"required": ("n6",)}, [4]),
+    ],
+)
+def test_shapes_that_a_job_insists_on(asked: dict[str, object], counts: list[int]) -> None:
+    found = placed(decide(partition([waiting("1", 4, **asked)])))["1"]
+    assert list(found.values()) == counts
+    assert layout().level(found) <= 1, "in one rack"
+    assert set(found) <= set(asked.get("required", NODES))  # type: ignore[call-overload]
+
+
+def test_a_shape_that_does_not_fit_anywhere_lets_others_go_first() -> None:
+    nodes = [node(name, used=2) for name in NODES]
+    plan = decide(partition([waiting("1", 16, per_node=4, least_nodes=4), waiting("2", 2)], nodes))
+    assert plan.misfit == ("1",)
+
+
+def test_speeds_are_corrected_by_what_was_seen() -> None:
+    said = (1.0, 0.9, 0.6)
+    assert corrected(said, {}, 2) == said
+    assert corrected(said, {0: 10.0, 2: 3.0}, 2) == pytest.approx((1.0, 0.9, 0.3))
+    assert corrected(said, {1: 8.0}, 2) == pytest.approx(said), "one width says nothing without a step to compare"
+    assert corrected(said, {1: 8.0}, 2, step_s=0.1) == pytest.approx((1.0, 0.8, 0.6))
+    assert corrected((), {0: 10.0, 2: 5.0}, 2) == pytest.approx((1.0, 1.0, 0.5))
+
+
+@given(
+    st.lists(st.floats(0.05, 1), max_size=3).map(lambda found: tuple(sorted(found, reverse=True))),
+    st.dictionaries(st.integers(0, 2), st.floats(0.01, 100), max_size=3),
+    st.one_of(st.none(), st.floats(0.001, 10)),
+)
+def test_corrected_speeds_are_speeds(said: tuple[float, ...], seen: dict[int, float], step_s: float | None) -> None:
+    found = corrected(said, seen, 2, step_s)
+    assert all(0 < speed <= 1 for speed in found)
+    assert list(found) == sorted(found, reverse=True), "wider is never faster"
+
+
+def test_what_is_seen_is_a_mean_that_forgets() -> None:
+    entry = None
+    for steps in [10.0] * 30 + [20.0] * 60:
+        entry = learned(entry, "m", 8, 1, steps)
+    assert entry is not None
+    assert 19 < entry.steps_per_s < 20
+
+
+def record(folder: Path, steps: int, each_s: float) -> None:
+    rank = folder / "parts/rank-00000"
+    rank.mkdir(parents=True)
+    rows = [[0, i, "as is", 0, i * each_s, each_s, True] for i in range(steps)]
+    columns = ["rank", "step", "phase", "block", "start_s", "duration_s", "kept"]
+    (rank / "steps-00000.json").write_text(json.dumps({"columns": columns, "rows": rows}))
+
+
+def test_speed_is_read_from_the_record_a_job_writes(tmp_path: Path) -> None:
+    assert steps_per_s(tmp_path / "none", 0.0) is None
+    record(tmp_path / "runs/one", 50, 0.25)
+    assert steps_per_s(tmp_path / "runs/one", 0.0) == pytest.approx(4.0)
+    assert steps_per_s(tmp_path / "runs", 0.0) == pytest.approx(4.0)
+    assert steps_per_s(tmp_path / "runs", 1e12) is None, "written before it got its nodes"
+    record(tmp_path / "few", 3, 0.25)
+    assert steps_per_s(tmp_path / "few", 0.0) is None
+
+
+def test_records_are_read_with_care(tmp_path: Path) -> None:
+    record(tmp_path / "real", 50, 0.25)
+    part = tmp_path / "real/parts/rank-00000/steps-00000.json"
+    part.rename(tmp_path / "elsewhere.json")
+    part.symlink_to(tmp_path / "elsewhere.json")
+    assert steps_per_s(tmp_path / "real", 0.0) is None, "links are not followed"
+    part.unlink()
+    os.mkfifo(part)
+    assert steps_per_s(tmp_path / "real", 0.0) is None, "nor does a pipe stop it"
+    part.unlink()
+    part.write_bytes(b"x" * (9 << 20))
+    assert steps_per_s(tmp_path / "real", 0.0) is None
+    part.write_text('{"columns": ["a"], "rows": [[1]]}')
+    assert steps_per_s(tmp_path / "real", 0.0) is None
+
+
+def test_a_job_tells_about_itself_in_its_comment() -> None:
+    ask = Ask(speeds=(1.0, 0.5), model='a"b', step_s=0.1, record="/x")
+    assert ask_in(comment_of(ask)) == ask
+    assert ask_in("mine stallwise:{}") == Ask()
+    assert ask_in("") is None
+    assert ask_in('stallwise:{"speeds":[1e999]}') is None
+    assert ask_in('stallwise:{"step_s":-1}') is None
+    with pytest.raises(InputError, match="5022 characters"):
+        comment_of(Ask(model="m" * 5000))
+
+
+def test_the_state_survives_and_says_whose_it_is(tmp_path: Path) -> None:
+    state = State.open(tmp_path, "partition gpu of c")
+    known = running("1", {"n0": 4}, speeds=(1.0, 0.5), required=("n0",))
+    state.save([known])
+    state.note_wait(Wait(gang=4, level="rack", time_s=1.0, wait_s=2.0))
+    state.close()
+    again = State.open(tmp_path, "partition gpu of c")
+    assert again.rows() == {"1": known}
+    assert again.waits() == (Wait(gang=4, level="rack", time_s=1.0, wait_s=2.0),)
+    assert again.connection.execute("pragma journal_mode").fetchone() == ("wal",)
+    again.save([replace(known, phase="done", since_s=0.0)])
+    again.forget(10 * 86400.0)
+    assert again.rows() == {}
+    again.close()
+    with pytest.raises(InputError, match="is of partition gpu of c, not of"):
+        State.open(tmp_path, "partition other of c")
+    (tmp_path / "broken").mkdir()
+    (tmp_path / "broken/schedule.sqlite").write_bytes(b"no database" * 200)
+    with pytest.raises(InputError, match="cannot be used"):
+        State.open(tmp_path / "broken", "x")
+
+
+def test_a_copy_of_the_state_changes_nothing(tmp_path: Path) -> None:
+    state = State.open(tmp_path, "a")
+    state.save([waiting("1", 2)])
+    copy = State.copied(tmp_path)
+    copy.save([waiting("2", 2)])
+    assert set(state.rows()) == {"1"}
+    assert set(copy.rows()) == {"1", "2"}
+    copy.close()
+    state.close()
+    with sqlite3.connect(tmp_path / "schedule.sqlite") as file:
+        assert file.execute("pragma integrity_check").fetchone() == ("ok",)
+    file.close()
+
+
+@pytest.mark.parametrize("name", ["patient", "dally", "2d-las", "gandiva", "gittins", "tiresias", "srsf"])
+def test_a_pass_over_many_jobs_under_every_kind_of_policy(name: str, tmp_path: Path) -> None:
+    """How long it takes is measured in `benchmarks/slurm.py`; here, that what it says can be done."""
+    slurm = Recorded(nodes=60, waiting=80, running=20)
+    state = State.open(tmp_path, "recorded")
+    controller = Controller(
+        Settings(partition="gpu", policy=name), slurm, state, Journal(None), tmp_path, clock=lambda: slurm.now_s
+    )
+    controller.once()
+    pins = [words for words in slurm.told if words[:2] == ("scontrol", "update")]
+    released = [words for words in slurm.told if words[:2] == ("scontrol", "release")]
+    assert len(pins) == len(released) == sum(row.phase == "starting" for row in state.rows().values())
+    assert len(state.rows()) == 80
+    state.close()
+
+
+def test_what_slurm_cannot_carry_out_is_refused() -> None:
+    assert policy_for_slurm("gandiva").preemption.pack == 0.0
+    with pytest.raises(InputError, match="admit="):
+        policy_for_slurm("fifo:admit=2")

@@ -1,0 +1,137 @@
+"""Every cell of the table in `slurm/reconcile.py`, and what goes with it."""
+
+from dataclasses import replace
+
+import pytest
+
+from stallwise.slurm import reconcile as module
+from stallwise.slurm.facts import SlurmJob
+from stallwise.slurm.reconcile import Timing, View, reconcile
+from stallwise.slurm.state import Row
+
+NOW = 1000.0
+TIMING = Timing(start_s=20, stop_s=20, retry_s=10)
+STATES = ("held", "free", "running", "ending", "over", "gone")
+
+
+def job(state: str, **more: object) -> SlurmJob:
+    words = {"held": "PENDING", "free": "PENDING", "running": "RUNNING", "ending": "COMPLETING", "over": "COMPLETED"}
+    plain = SlurmJob(
+        key="7", name="", user="", partition="gpu", state=words[state], held=state == "held", reason="JobHeldUser",
+        gang=8, per_node=0, least_nodes=1, most_nodes=8, submit_s=900.0, eligible_s=0.0,
+        start_s=990.0 if state in ("running", "ending", "over") else 0.0, end_s=995.0 if state == "over" else 0.0,
+        restarts=0, exit_code=0, limit_s=None, depends=False, required=(), excluded=(), features="", special=False,
+        comment="", held_gpus={"n1": 4, "n2": 4} if state == "running" else {},
+    )  # fmt: skip
+    return replace(plain, **more)  # type: ignore[arg-type]
+
+
+def row(phase: str, **more: object) -> Row:
+    placed = {} if phase in ("waiting", "done", "left") else {"n1": 4, "n2": 4}
+    began = 950.0 if phase in ("running", "warned", "stopping") else 0.0
+    plain = Row(key="7", submit_s=900.0, phase=phase, since_s=985.0, gang=8, most_nodes=8, asked_s=900.0, placed=placed)  # type: ignore[arg-type]
+    return replace(plain, granted_s=began, **more)  # type: ignore[arg-type]
+
+
+def seen(known: Row | None, state: str, **more: object) -> View:
+    rows = {} if known is None else {"7": known}
+    jobs = [] if state == "gone" else [job(state, **more)]
+    return reconcile(rows, jobs, "gpu", NOW, TIMING)
+
+
+def table() -> list[tuple[str, str, str]]:
+    """The cells of the docstring: (row, what Slurm says, the row after)."""
+    lines = [line for line in (module.__doc__ or "").splitlines() if line.startswith("|")][1:]
+    cells = []
+    for line in lines:
+        name, *after = [cell.strip() for cell in line.strip("|").split("|")]
+        for state, text in zip(("held", "free", "running", "ending", "over"), after, strict=True):
+            cells.append((name, state, text))
+    return cells
+
+
+@pytest.mark.parametrize(("before", "state", "text"), table())
+def test_the_table_is_what_happens(before: str, state: str, text: str) -> None:
+    known = None if before == "none" else row(before)
+    view = seen(known, state, exit_code=1 if before in ("warned", "returning") and "returning" in text else 0)
+    if text == "not ours":
+        assert not view.rows
+        return
+    words = text.replace(",", " ").replace("(", " ").split()
+    phase = "waiting" if words[0] == "new" else words[0]
+    assert view.rows["7"].phase == phase
+    # Whoever must not start where it is pinned is held, and nobody else.
+    assert view.hold == (("7",) if phase == "holding" and state == "free" else ())
+
+
+def test_a_job_that_slurm_has_forgotten_is_done() -> None:
+    for phase in ("waiting", "starting", "running", "stopping", "ending"):
+        assert seen(row(phase), "gone").rows["7"].phase == "done"
+
+
+def test_times_are_booked_once_at_the_speed_of_the_place() -> None:
+    known = row("running", ran_s=5.0, done_s=4.0)
+    view = reconcile({"7": known}, [job("held", restarts=1)], "gpu", NOW, TIMING, lambda row: 0.5)
+    after = view.rows["7"]
+    assert (after.ran_s, after.done_s, after.asked_s, after.stops) == (55.0, 29.0, NOW, 1)
+    again = reconcile({"7": after}, [job("held", restarts=1)], "gpu", NOW + 5, TIMING, lambda row: 0.5)
+    assert again.rows["7"] == after
+    assert not again.changed
+
+
+def test_a_start_between_two_looks_counts() -> None:
+    after = seen(row("starting"), "over").rows["7"]
+    assert (after.starts, after.first_s, after.ran_s) == (1, 990.0, 5.0)
+
+
+def test_a_start_that_comes_to_nothing_is_held_back_for_longer_each_time() -> None:
+    late = row("starting", since_s=NOW - 21)
+    after = seen(late, "free").rows["7"]
+    assert (after.phase, after.tries, after.not_before_s) == ("holding", 1, NOW + 10)
+    assert seen(replace(late, tries=2), "free").rows["7"].not_before_s == NOW + 40
+    assert seen(replace(late, tries=9), "free").rows["7"].not_before_s == NOW + TIMING.most_retry_s
+
+
+def test_a_start_waits_for_those_who_are_leaving_its_nodes() -> None:
+    late, leaving = row("starting", since_s=NOW - 60), replace(row("ending"), key="8")
+    jobs = [job("free"), job("ending", key="8")]
+    view = reconcile({"7": late, "8": leaving}, jobs, "gpu", NOW, TIMING)
+    assert view.rows["7"].phase == "starting"
+
+
+def test_a_requeue_that_never_began_is_asked_for_again() -> None:
+    assert seen(row("stopping", since_s=NOW - 5), "running").rows["7"].phase == "stopping"
+    assert seen(row("stopping", since_s=NOW - 21), "running").rows["7"].phase == "running"
+
+
+def test_an_older_state_of_slurmctld_is_given_time_to_end_what_runs() -> None:
+    back = seen(row("running"), "held", restarts=0).rows["7"]
+    assert back.not_before_s == NOW + TIMING.retry_s
+    assert seen(row("running"), "held", restarts=1).rows["7"].not_before_s == 0.0
+
+
+def test_whose_jobs_are_ours() -> None:
+    assert not seen(None, "held", reason="JobHeldAdmin").rows
+    assert not seen(None, "held", partition="other").rows
+    assert seen(None, "held").rows["7"].gang == 8
+
+
+def test_what_a_user_changes_on_a_waiting_job_counts() -> None:
+    comment = 'stallwise:{"speeds":[1,0.5],"model":"m"}'
+    after = seen(row("waiting"), "held", gang=4, comment=comment).rows["7"]
+    assert (after.gang, after.speeds, after.model) == (4, (1.0, 0.5), "m")
+    for broken in ('stallwise:{"speeds":[2]}', "stallwise:{", 'stallwise:{"speeds":"x"}', "no such thing"):
+        assert seen(row("waiting"), "held", comment=broken).rows["7"].speeds == ()
+
+
+def test_a_number_that_is_given_again_is_another_job() -> None:
+    old = row("done", ran_s=50.0)
+    after = seen(old, "held", submit_s=960.0).rows["7"]
+    assert (after.ran_s, after.submit_s) == (0.0, 960.0)
+
+
+def test_a_job_that_left_after_a_warning_is_done_or_comes_back_by_its_code() -> None:
+    assert seen(row("warned"), "over", exit_code=0).rows["7"].phase == "done"
+    for state, phase in (("FAILED", "returning"), ("CANCELLED", "done")):
+        ended = replace(job("over", exit_code=15), state=state)
+        assert reconcile({"7": row("warned")}, [ended], "gpu", NOW, TIMING).rows["7"].phase == phase
