@@ -9,7 +9,7 @@ export PIP_CONSTRAINT := $(CURDIR)/constraints.txt
 export PIP_DISABLE_PIP_VERSION_CHECK := 1
 
 .DEFAULT_GOAL := help
-.PHONY: help install demo test check format bench validate fit reality soak clean
+.PHONY: help install demo test check format bench validate fit reality site soak clean
 
 help: ## show this list
 	@grep -hE '^[a-z]+:.*##' $(MAKEFILE_LIST) | sed -E 's/:.*## /\t/' | expand -t 12
@@ -56,6 +56,9 @@ fit: $(STAMP) ## fit the shipped coefficients on the public measurements; prints
 
 reality: $(STAMP) ## predictions of our own against real runs on several hosts (root, ten quiet minutes); keeps the figures
 	$(BIN)/python -m validation.reality
+
+site: $(STAMP) ## the documentation as pages: build/site/index.html
+	$(BIN)/python -m docsite
 
 soak: $(STAMP) ## the slow tests, and new examples for every law
 	HYPOTHESIS_PROFILE=soak $(BIN)/python -m pytest -m 'not soak and not alone' --numprocesses 2 --dist loadfile

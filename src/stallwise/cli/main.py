@@ -18,14 +18,18 @@ from stallwise.cli import (
     predict,
     probe,
     profile,
+    queue,
     recommend,
     report,
+    schedule,
     show,
     simulate,
     spot,
     study,
+    submit,
     trace,
     tune,
+    ui,
     whatif,
 )
 from stallwise.cli import run as run_commands
@@ -67,6 +71,10 @@ app.command("characterize")(characterize.characterize)
 app.command("tune", context_settings=tune.CONTEXT)(tune.tune)
 app.command("study")(study.study)
 app.command("simulate")(simulate.simulate)
+app.command("schedule")(schedule.schedule)
+app.command("submit", context_settings=submit.CONTEXT)(submit.submit)
+app.command("queue")(queue.queue)
+app.command("ui")(ui.ui)
 app.command("doctor")(doctor.doctor)
 app.add_typer(catalog.app, name="catalog")
 app.add_typer(data.app, name="data")

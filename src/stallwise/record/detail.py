@@ -3,7 +3,13 @@
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
+from stallwise.errors import InputError
+from stallwise.model.calibrate import OwnLinks, own_links
+from stallwise.model.schedule import Schedule, schedule
+from stallwise.model.whatif import Change, prediction
 from stallwise.record import plan
+from stallwise.record.job import job_of
+from stallwise.record.setup import own_fabric
 from stallwise.run.reader import Run
 
 if TYPE_CHECKING:
@@ -41,11 +47,25 @@ class Detail:
 
     ranks: tuple[RankTimes, ...] = ()
     gradients: tuple[GradientReady, ...] = ()
+    schedule: Schedule | None = None
+    """The step as the model has it, in time; None: nothing can be predicted from the run, or its links are unknown."""
 
 
 def detail_of(run: Run) -> Detail:
     """Everything there is to say."""
-    return Detail(ranks=_ranks(run), gradients=_gradients(run.table("gradients")))
+    return Detail(ranks=_ranks(run), gradients=_gradients(run.table("gradients")), schedule=_schedule(run))
+
+
+def _schedule(run: Run) -> Schedule | None:
+    """When each part of a step runs, by the graph of the job as it is."""
+    try:
+        job = job_of(run)
+        own = own_links(job)
+        if (job.gpus or 1) > 1 and own == OwnLinks():
+            return None
+        return schedule(prediction(job, Change(), own_fabric(job, own), job.gpus).graph)
+    except InputError:
+        return None
 
 
 def _ranks(run: Run) -> tuple[RankTimes, ...]:

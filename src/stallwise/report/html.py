@@ -1,22 +1,28 @@
 """The page: a profile as one HTML file that needs nothing else, and the same for notebooks."""
 
+import itertools
 import math
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, fields
 from html import escape
 from pathlib import Path
 
 from stallwise.record.detail import Detail
 from stallwise.record.profile import Profile
-from stallwise.report import parts
+from stallwise.report import heat, parts, timeline_svg
 from stallwise.report.document import document, write
-from stallwise.report.html_detail import bucket_section, layers_section, ranks_section
+from stallwise.report.html_detail import bucket_section, layers_section, ranks_section, time_section
 from stallwise.report.markup import Cell, Raw, Row, key_of, number, section, table
-from stallwise.report.style import KINDS, STYLE
+from stallwise.report.style import KINDS
+from stallwise.report.style import STYLE as BASE_STYLE
 from stallwise.report.svg import Piece, bar
 from stallwise.report.text import show_bounds, show_number, show_percent, show_seconds
+from stallwise.run.manifest import NodeRecord
 
 # A stage much faster than the narrowest one is drawn this many times as wide, its end cut off.
 _WIDEST = 4.0
+_FEW_NODES = 8
+_STYLE = timeline_svg.STYLE + heat.STYLE
 _STAGES = {"F": "storage", "P": "loader workers", "G": "device"}
 
 
@@ -27,7 +33,7 @@ class ShownProfile(Profile):
     detail: Detail | None = None
 
     def _repr_html_(self) -> str:
-        return f"<style>{STYLE}</style>{_article(self, self.detail or Detail(), linked=False)}"
+        return f"<style>{BASE_STYLE}{_STYLE}</style>{_article(self, self.detail or Detail(), linked=False)}"
 
 
 def show(profile: Profile, detail: Detail | None = None) -> ShownProfile:
@@ -44,12 +50,13 @@ def write_page(profile: Profile, path: Path, detail: Detail | None = None) -> Pa
 def page(profile: Profile, detail: Detail | None = None) -> str:
     """The whole document: no script, nothing from elsewhere."""
     article = _article(profile, detail or Detail(), linked=True)
-    return document(f"{parts.title(profile)}: where the time goes", article)
+    return document(f"{parts.title(profile)}: where the time goes", article, _STYLE)
 
 
 def _article(profile: Profile, detail: Detail, *, linked: bool) -> str:
     made = {
         "step": ("Where a step goes", _split(profile)),
+        "time": ("A step over time", time_section(profile, detail)),
         "data": ("From storage to the device", _rates(profile)),
         "bucket": ("Bucket", bucket_section(profile)),
         "ranks": ("Ranks", ranks_section(profile, detail)),
@@ -207,10 +214,23 @@ def _notes(profile: Profile) -> str:
     return f"<ul>{''.join(f'<li>{escape(note)}</li>' for note in profile.notes)}</ul>" if profile.notes else ""
 
 
+def _nodes(nodes: Sequence[NodeRecord]) -> Iterator[Row]:
+    """Each node; of many, neighbours that are alike in one row."""
+    if len(nodes) <= _FEW_NODES:
+        for node in nodes:
+            yield [f"node {node.node}" + (f" ({node.host})" if node.host else ""), parts.machine(node)]
+        return
+    alike = [(machine, list(group)) for machine, group in itertools.groupby(nodes, key=parts.machine)]
+    for machine, group in alike[:_FEW_NODES]:
+        first, last = group[0].node, group[-1].node
+        yield [f"node {first}" if first == last else f"nodes {first:,} to {last:,}", machine]
+    rest = sum(len(group) for _, group in alike[_FEW_NODES:])
+    if rest:
+        yield [f"{rest:,} more nodes", "of several kinds"]
+
+
 def _machines(profile: Profile) -> str:
-    rows: list[Row] = [
-        [f"node {node.node}" + (f" ({node.host})" if node.host else ""), parts.machine(node)] for node in profile.nodes
-    ]
+    rows: list[Row] = list(_nodes(profile.nodes))
     rows += [
         ["back end", profile.world.backend or "unknown"],
         ["script", Cell(profile.script, "code")],

@@ -6,15 +6,19 @@ from stallwise.record.bucket import Waits
 from stallwise.record.detail import Detail, GradientReady, RankTimes
 from stallwise.record.profile import LayerTime, Profile
 from stallwise.report import parts
+from stallwise.report.heat import heat_svg
 from stallwise.report.markup import Cell, Raw, Row, key_of, number, table
 from stallwise.report.svg import Piece, bar, gradients_svg, in_buckets
 from stallwise.report.text import show_bytes, show_count, show_flops, show_memory, show_percent, show_seconds
+from stallwise.report.timeline_svg import legend, path_words, timeline_svg
 from stallwise.run.manifest import ModelRecord
 
 _MOST_RANKS = 16
 _MOST_LAYERS = 15
 _MOST_BUCKETS = 8
 _UNKNOWN = "unknown"
+_FEW_RANKS = 8
+"""From so many on they are drawn as a map as well."""
 
 
 def ranks_section(profile: Profile, detail: Detail) -> str:
@@ -34,7 +38,11 @@ def ranks_section(profile: Profile, detail: Detail) -> str:
         rows.append([f"{len(rest)} more", Cell(words, "words", span=4)])
     what = "computes alone" if alone else "step"
     how = "Compute without exchange" if alone else "The step as it is"
-    return table(
+    picture = ""
+    if len(ranks) >= _FEW_RANKS:
+        per_node = max(1, len(ranks) // max(1, profile.world.nnodes))
+        picture = heat_svg(ranks, _busy_s, how, key_of(profile, "heat"), per_node)
+    return picture + table(
         f"{how}, on each rank, against the step (dashed). While the script waits for a batch, a GPU may be busy.",
         ["rank", Cell("", "chart"), number(what), number("waits for batches"), Cell("peak memory", "n wide")],
         rows,
@@ -57,6 +65,21 @@ def _rank_row(rank: RankTimes, profile: Profile, reach_s: float) -> Row:
         number(_UNKNOWN if rank.data_wait_s is None else show_seconds(rank.data_wait_s)),
         Cell(_UNKNOWN if rank.peak_memory_bytes is None else show_memory(rank.peak_memory_bytes), "n wide"),
     ]
+
+
+def time_section(profile: Profile, detail: Detail) -> str:
+    """The step as the model has it, lane by lane, with its critical path."""
+    found = detail.schedule
+    if found is None or not found.slots:
+        return ""
+    said = (
+        f"By the model, whose step takes {show_seconds(found.step_s)}; the line under a lane is the critical path, "
+        "which is what to shorten."
+    )
+    return (
+        f'<p class="dim">{escape(said)}</p>{timeline_svg(found, key_of(profile, "time"))}'
+        f'<p class="dim legend">{legend(found)}</p><p>{escape(path_words(found))}</p>'
+    )
 
 
 def bucket_section(profile: Profile) -> str:

@@ -44,7 +44,7 @@ def table(caption: str, heads: Row | None, rows: Iterable[Row], foot: Row | None
     """A table whose first column names the row. It scrolls by itself, also from the keyboard, where it is too wide."""
     head = ""
     if heads is not None:
-        head = f"<thead><tr>{''.join(_cell('th', cell, scope='col') for cell in heads)}</tr></thead>"
+        head = f"<thead><tr>{''.join(_head(cell) for cell in heads)}</tr></thead>"
     body = "".join(f"<tr>{_row(row)}</tr>" for row in rows)
     last = f"<tfoot><tr>{_row(foot)}</tr></tfoot>" if foot is not None else ""
     return (
@@ -56,6 +56,12 @@ def table(caption: str, heads: Row | None, rows: Iterable[Row], foot: Row | None
 def key_of(profile: Profile, part: str) -> str:
     """An id that two profiles in one notebook do not share."""
     return f"stallwise-{re.sub(r'[^A-Za-z0-9-]', '-', profile.run_id)}-{part}"
+
+
+def _head(cell: str | Cell) -> str:
+    """A column over pictures has no name: an empty cell is no heading."""
+    words = cell.words if isinstance(cell, Cell) else cell
+    return _cell("th", cell, scope="col") if words else _cell("td", cell)
 
 
 def _row(cells: Row) -> str:

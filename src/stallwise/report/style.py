@@ -22,7 +22,9 @@ STYLE = """
 .stallwise small { display: block; font-size: .8em; font-weight: 400; line-height: 1.35; }
 .stallwise .partial { border-left: 4px solid var(--warn); background: var(--raised); color: var(--warn);
   padding: .5rem .9rem; margin: .9rem 0 0; }
-.stallwise nav { display: flex; flex-wrap: wrap; gap: .2rem 1.1rem; margin: .7rem 0 0; font-size: .87em; }
+.stallwise nav { display: flex; flex-wrap: wrap; gap: .2rem 1.1rem; margin: .7rem 0 0; font-size: .87em;
+  line-height: 25px; }
+.stallwise nav a { display: inline-block; min-height: 25px; }
 .stallwise nav a { color: var(--dim); text-underline-offset: .2em; }
 .stallwise nav a:hover { color: var(--ink); }
 .stallwise a:focus-visible, .stallwise [tabindex]:focus-visible { outline: 2px solid var(--network);
@@ -88,7 +90,7 @@ STYLE = """
   --fetch: #c24e00; --rate: #66717f; --forward: #2386bd; --backward: #00567f; --skew: #66717f; max-width: none;
   padding: 0; font-size: 8pt; line-height: 1.3; print-color-adjust: exact; -webkit-print-color-adjust: exact; }
   .stallwise nav { display: none; } .stallwise table { margin-top: .2rem; }
-  .stallwise h1 { font-size: 16pt; } .stallwise h2 { font-size: 10.5pt; margin-top: .9em; padding-top: .4em; }
+  .stallwise h1 { font-size: 16pt; } .stallwise h2 { font-size: 10pt; margin-top: .75em; padding-top: .35em; }
   .stallwise th, .stallwise td { padding-top: .12rem; padding-bottom: .12rem; }
   .stallwise tbody th small { display: none; } .stallwise svg.picture { width: 60%; }
   .stallwise .tiles { margin-top: .6rem; gap: .5rem; grid-template-columns: repeat(4, 1fr); }

@@ -1,0 +1,105 @@
+"""Where the sliders stand: read from a query, checked, and written as the command that answers the same."""
+
+import math
+import shlex
+from collections.abc import Mapping
+from dataclasses import dataclass
+
+from stallwise.errors import InputError
+
+MOST_NODES, MOST_WORKERS, MOST_GPUS = 1024, 256, 1024
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Sliders:
+    """One position of all of them; None: as measured, or as listed."""
+
+    instance: str | None = None
+    """Cloud and instance type, `aws/p4d.24xlarge`; None: the run's own machines."""
+    nodes: int | None = None
+    used: int | None = None
+    """GPUs of each node."""
+    workers: int | None = None
+    cache: float | None = None
+    """Part of the data found in memory."""
+    network_gbit: float | None = None
+    """Between nodes."""
+    link_gbit: float | None = None
+    """Between the GPUs of a node."""
+    keep_batch: bool = False
+    """The batch of all GPUs together stays; else that of each GPU."""
+    spot: bool = False
+    mean_life_h: float = 12.0
+    samples: float | None = None
+    """Of the whole job."""
+    usd_per_h: float | None = None
+    """Of one of the run's own machines."""
+
+    @property
+    def listed(self) -> bool:
+        """Whether rented machines are taken as the catalog has them."""
+        return self.cache is None and self.network_gbit is None and self.link_gbit is None
+
+    def whatif_words(self, run: str, batch: float) -> list[str]:
+        """`stallwise whatif` of the same; `batch` is the factor of each GPU's batch."""
+        words = ["stallwise", "whatif", run]
+        for option, value in (("--nodes", self.nodes), ("--gpus-per-node", self.used), ("--workers", self.workers)):
+            words += [] if value is None else [option, str(value)]
+        words += [] if self.cache is None else ["--cache", f"{100 * self.cache:g}%"]
+        for option, rate in (("--network", self.network_gbit), ("--link", self.link_gbit)):
+            words += [] if rate is None else [option, f"{rate:g}gbit"]
+        return words if batch == 1.0 else [*words, "--batch", f"{batch!r}x"]
+
+    def recommend_words(self, run: str) -> list[str]:
+        """`stallwise recommend` that judges this fleet among others; it takes machines as they are listed."""
+        cloud, _, name = (self.instance or "").partition("/")
+        words = ["stallwise", "recommend", run, "--samples", f"{self.samples:.15g}", "--clouds", cloud]
+        words += ["--instances", name, "--max-nodes", str(self.nodes or 1)]
+        words += ["--keep-global-batch" if self.keep_batch else "--scale-batch"]
+        words += [] if self.workers is None else ["--workers", str(self.workers)]
+        return [*words, "--spot-only", "--mean-life", f"{self.mean_life_h:g}h"] if self.spot else words
+
+
+def sliders_of(query: Mapping[str, str]) -> Sliders:
+    """What the page asks for; an `InputError` names what is no number or out of range."""
+    return Sliders(
+        instance=query.get("instance") or None,
+        nodes=whole(query, "nodes", 1, MOST_NODES),
+        used=whole(query, "used", 1, MOST_GPUS),
+        workers=whole(query, "workers", 0, MOST_WORKERS),
+        cache=number(query, "cache", 0.0, 1.0),
+        network_gbit=number(query, "network_gbit", 1e-3, 1e5),
+        link_gbit=number(query, "link_gbit", 1e-3, 1e5),
+        keep_batch=query.get("batch") == "kept",
+        spot=query.get("spot") == "1",
+        mean_life_h=number(query, "mean_life_h", 1e-2, 1e5) or 12.0,
+        samples=number(query, "samples", 1.0, 1e18),
+        usd_per_h=number(query, "usd_per_h", 0.0, 1e6),
+    )
+
+
+def command(words: list[str]) -> str:
+    """For a shell."""
+    return shlex.join(words)
+
+
+def number(query: Mapping[str, str], name: str, low: float, high: float) -> float | None:
+    """A number of the query within bounds; None where it is not there."""
+    text = query.get(name, "")
+    if not text:
+        return None
+    try:
+        value = float(text)
+    except ValueError:
+        value = math.nan
+    if not low <= value <= high:
+        raise InputError(f"{name} takes a number from {low:g} to {high:g}, not {text[:40]!r}.")
+    return value
+
+
+def whole(query: Mapping[str, str], name: str, low: int, high: int) -> int | None:
+    """Likewise without a fraction."""
+    value = number(query, name, low, high)
+    if value is not None and value != int(value):
+        raise InputError(f"{name} takes a whole number, not {value:g}.")
+    return None if value is None else int(value)

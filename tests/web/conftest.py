@@ -1,0 +1,119 @@
+"""Folders of runs, and the real server over them."""
+
+import json
+import re
+import subprocess
+import sys
+import urllib.error
+import urllib.parse
+import urllib.request
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from tests.report.conftest import browser as browser
+from tests.web.made import make_cold_run, make_hostile_run, make_wide_run
+
+JOBS = (
+    "policy,cluster,load,seed,job_id,gpus,arrival_s,first_start_s,finish_s,jct_s,run_s,queue_s,work_s,comm_s,"
+    "preemptions,migrations\n"
+)
+
+
+class _NoRedirect(urllib.request.HTTPRedirectHandler):
+    def redirect_request(self, *_: Any) -> None:
+        return None
+
+
+@dataclass(frozen=True)
+class Answered:
+    """What came back."""
+
+    status: int
+    headers: dict[str, str]
+    body: bytes
+
+    def json(self) -> Any:
+        return json.loads(self.body)
+
+
+@dataclass(frozen=True)
+class Served:
+    """A running `stallwise ui`."""
+
+    folder: Path
+    address: str
+
+    @property
+    def base(self) -> str:
+        return self.address.partition("/?")[0]
+
+    @property
+    def token(self) -> str:
+        return self.address.rpartition("=")[2]
+
+    def get(self, path: str, *, token: str | None = None, method: str = "GET", host: str | None = None) -> Answered:
+        """One request with the cookie that the page has; `token` another one, "" none."""
+        port = self.base.rpartition(":")[2]
+        given = self.token if token is None else token
+        headers = {"cookie": f"stallwise-{port}={given}"} if given else {}
+        if host:
+            headers["host"] = host
+        request = urllib.request.Request(self.base + path, headers=headers, method=method)  # noqa: S310 - 127.0.0.1
+        opener = urllib.request.build_opener(_NoRedirect, urllib.request.ProxyHandler({}))
+        try:
+            with opener.open(request, timeout=30) as answer:
+                return Answered(answer.status, {k.lower(): v for k, v in answer.headers.items()}, answer.read())
+        except urllib.error.HTTPError as error:
+            with error:
+                return Answered(error.code, {k.lower(): v for k, v in error.headers.items()}, error.read())
+
+    def ask(self, path: str, **query: object) -> Any:
+        """The JSON of a question that has an answer."""
+        answer = self.get(f"{path}?{urllib.parse.urlencode(query)}")
+        assert answer.status == 200, answer.body
+        return answer.json()
+
+
+@contextmanager
+def serving(folder: Path) -> Iterator[Served]:
+    """The program itself on a free port."""
+    command = [sys.executable, "-m", "stallwise", "ui", str(folder), "--no-browser"]
+    process = subprocess.Popen(command, stdout=subprocess.PIPE, text=True)
+    assert process.stdout is not None
+    try:
+        found = re.search(r"http://127\.0\.0\.1:\d+/\?token=\S+", process.stdout.readline())
+        assert found
+        yield Served(folder, found[0])
+    finally:
+        process.terminate()
+        process.wait(10)
+        process.stdout.close()
+
+
+@pytest.fixture(scope="session")
+def shelf(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """An ordinary run, a hostile one, one of 1,024 ranks, and a simulation."""
+    folder = tmp_path_factory.mktemp("runs")
+    make_cold_run(folder / "cold")
+    make_hostile_run(folder / "hostile")
+    make_wide_run(folder / "wide", 1024)
+    (folder / "sims").mkdir()
+    rows = (
+        f"fifo,c,1.0,0,job-{i},4,{10 * i},{12 * i},{100 + 12 * i},{100 + 2 * i},100,{2 * i},90,10,0,0\n"
+        for i in range(250)
+    )
+    (folder / "sims" / "jobs.csv").write_text(JOBS + "".join(rows))
+    return folder
+
+
+@pytest.fixture(scope="session")
+def served(shelf: Path) -> Iterator[Served]:
+    """The server over that folder."""
+    pytest.importorskip("uvicorn")
+    with serving(shelf) as running:
+        yield running

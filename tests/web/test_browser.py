@@ -1,0 +1,253 @@
+"""The page in real Chromium: quiet, at home on 127.0.0.1, the command line's figures, for keyboards and any eyes."""
+
+import json
+import re
+import shlex
+from collections.abc import Iterator
+from typing import TYPE_CHECKING, Any, Literal
+
+import pytest
+
+from tests.conftest import Cli, lacks
+from tests.report.conftest import pictures
+from tests.report.test_browser import _CONTRASTS, TEXT_CONTRAST
+from tests.web import axe
+from tests.web.conftest import Served
+
+if TYPE_CHECKING:
+    from playwright.sync_api import Browser, Page
+
+Scheme = Literal["light", "dark"]
+VIEWS = {
+    "list": "#/",
+    "run": "#/run/cold",
+    "whatif": "#/run/cold/whatif",
+    "rent": "#/run/cold/rent",
+    "compare": "#/compare/cold/hostile",
+    "jobs": "#/jobs/sims%2Fjobs.csv",
+    "hostile": "#/run/hostile",
+    "wide": "#/run/wide",
+}
+READY = {
+    "list": "td svg.bar",
+    "run": "iframe",
+    "whatif": ".answer .tile",
+    "rent": "svg.picture",
+    "compare": "table",
+    "jobs": "svg.picture",
+    "hostile": "iframe",
+    "wide": "iframe",
+}
+
+
+class Opened:
+    """A tab, and everything it complained of or asked for."""
+
+    def __init__(self, browser: "Browser", served: Served, scheme: Scheme = "light", width: int = 1200) -> None:
+        self.served = served
+        self.context = browser.new_context(color_scheme=scheme, viewport={"width": width, "height": 900})
+        self.page: Page = self.context.new_page()
+        self.said: list[str] = []
+        self.asked: list[str] = []
+        self.page.on("console", lambda message: self.said.append(message.text))
+        self.page.on("pageerror", lambda error: self.said.append(str(error)))
+        self.page.on("request", lambda request: self.asked.append(request.url))
+        self.page.goto(served.address)
+        self.page.wait_for_selector("table.list")
+
+    def go(self, view: str) -> None:
+        self.show(VIEWS[view])
+        self.page.wait_for_selector(READY[view])
+
+    def show(self, address: str) -> None:
+        """Load the page anew at an address, and wait until the view is there."""
+        self.page.goto("about:blank")
+        self.page.goto(f"{self.served.base}/{address}")
+        self.page.wait_for_selector(f'main[data-shown="{address}"]')
+
+    def quiet(self) -> None:
+        """No complaint, no request to anywhere else, no script of a record."""
+        assert self.said == []
+        outside = [url for url in self.asked if not url.startswith((self.served.base, "data:", "about:"))]
+        assert outside == []
+        frames = [frame.evaluate("window.hacked") for frame in self.page.frames[:1]]
+        assert frames == [None]
+
+
+@pytest.fixture(scope="module")
+def tab(browser: "Browser", served: Served) -> Iterator[Opened]:
+    opened = Opened(browser, served)
+    yield opened
+    opened.context.close()
+
+
+@pytest.mark.parametrize("scheme", ["light", "dark"])
+def test_every_view_is_quiet_legible_and_passes_axe(browser: "Browser", served: Served, scheme: Scheme) -> None:
+    opened = Opened(browser, served, scheme)
+    for view in VIEWS:
+        opened.go(view)
+        opened.page.screenshot(path=pictures() / f"ui-{view}-{scheme}.png", full_page=True)
+        found: dict[str, Any] = opened.page.evaluate(_CONTRASTS)
+        assert [text for text in found["texts"] if text[1] < TEXT_CONTRAST] == [], view
+        # Contrast is checked in both looks, what else axe knows in one; two views in both.
+        wrong = axe.violations(opened.page) if scheme == "light" or view in ("list", "whatif") else None
+        if wrong is not None:
+            assert wrong == [], view
+        background = opened.page.evaluate("getComputedStyle(document.body).backgroundColor")
+        assert (background == "rgb(255, 255, 255)") == (scheme == "light")
+        assert opened.page.inner_text("#trouble") == ""
+    opened.quiet()
+    opened.context.close()
+
+
+def test_axe_is_here_and_can_fail(tab: Opened) -> None:
+    tab.go("whatif")
+    if axe.source() is None:
+        lacks("axe-core from npm (contrast is checked by ourselves all the same)")
+    tab.page.evaluate("document.querySelector('label[for=s-nodes]').remove()")
+    wrong = axe.violations(tab.page)
+    assert wrong
+    assert "label" in {one[0] for one in wrong}
+
+
+def _drag(page: "Page", name: str, presses: int, key: str = "ArrowRight") -> None:
+    page.focus(f"#s-{name}")
+    for _ in range(presses):
+        page.keyboard.press(key)
+
+
+def _settled(page: "Page") -> dict[str, str]:
+    """The tiles once no question is under way."""
+    page.wait_for_selector(".answer:not([aria-busy]) .tiles")
+    tiles = "[...document.querySelectorAll('.answer .tile')]"
+    return dict(page.evaluate(f"{tiles}.map((t) => [t.dataset.name, t.querySelector('strong').textContent])"))
+
+
+def test_sliders_moved_by_keyboard_show_what_the_command_line_prints(tab: Opened, ask: Cli) -> None:
+    page = tab.page
+    tab.go("whatif")
+    before = _settled(page)
+    _drag(page, "workers", 4)
+    _drag(page, "nodes", 2)
+    page.wait_for_selector(".answer code:has-text('--nodes 4')")
+    page.wait_for_selector(".answer code:has-text('--workers 6')")
+    after = _settled(page)
+    assert after["predicted step"] != before["predicted step"]
+    command = page.inner_text(".answer code")
+    drawn = ask(*shlex.split(command)[1:], "--no-curve").stdout
+    line = next(line for line in drawn.splitlines() if line.startswith("predicted "))
+    assert after["predicted step"] in line
+    assert f"{after['predicted speed']} samples/s" in line
+    for part in ("compute", "exchange"):
+        shown = page.inner_text(f".answer tbody tr:has-text('{part}') td.n")
+        assert shown in next(line for line in drawn.splitlines() if line.startswith(part))
+    page.wait_for_selector("svg.picture")
+    assert "1,024 GPUs" in (page.text_content("svg.picture desc") or "")
+    tab.quiet()
+
+
+def test_a_rented_gpu_on_spot_shows_what_recommend_prints(tab: Opened, ask: Cli) -> None:
+    page = tab.page
+    tab.go("whatif")
+    _settled(page)
+    page.select_option("#s-instance", "aws/p4d.24xlarge")
+    page.wait_for_selector(".answer code:has-text('recommend')")
+    page.check("#s-spot")
+    page.wait_for_selector(".answer code:has-text('--spot-only')")
+    shown = _settled(page)
+    command = shlex.split(page.inner_text(".answer code"))
+    said = json.loads(ask(*command[1:], "--json").stdout)
+    same = next(one for one in [*said["front"], *said["lost"]] if one["machines"] == 2 and one["gpus_per_machine"] == 8)
+    assert shown["cost of the job"] == f"${same['usd']:,.2f}"
+    drawn = ask(*command[1:]).stdout
+    assert re.search(rf"{re.escape(same['fleet'])}.*{re.escape(shown['time of the job'])}", drawn)
+    with page.expect_download() as waiting:
+        page.click("text=Download the SkyPilot file")
+    task = waiting.value.path().read_text()
+    assert "use_spot: true" in task
+    assert "num_nodes: 2" in task
+    tab.quiet()
+
+
+def test_an_offer_is_picked_and_downloaded(tab: Opened, ask: Cli, tmp_path: Any) -> None:
+    page = tab.page
+    tab.go("rent")
+    page.fill("input[name=deadline_h]", "5")
+    page.click("text=Ask")
+    page.wait_for_selector("code.command:has-text('--deadline 5h')")
+    with page.expect_download() as waiting:
+        page.click("#sky")
+    command = shlex.split(page.inner_text("code.command"))
+    ask(*command[1:], "--skypilot", str(tmp_path / "task.yaml"))
+    assert waiting.value.path().read_text() == (tmp_path / "task.yaml").read_text()
+    row = page.locator("table tbody tr").first
+    fleet = row.locator("th").inner_text().splitlines()[0]
+    row.locator("button").click()
+    page.wait_for_selector(".answer .tile")
+    _settled(page)
+    assert page.inner_text(".answer p.dim") == fleet
+    tab.quiet()
+
+
+def test_a_keyboard_reaches_runs_tabs_and_every_control(tab: Opened) -> None:
+    page = tab.page
+    tab.go("list")
+    page.focus("table.list a[href*=cold]")
+    page.keyboard.press("Enter")
+    page.wait_for_selector("[role=tab]")
+    page.focus("[role=tab][aria-selected=true]")
+    assert page.evaluate("getComputedStyle(document.activeElement).outlineStyle") != "none"
+    page.keyboard.press("ArrowRight")
+    page.wait_for_selector(".answer .tile")
+    assert page.evaluate("document.activeElement.id") == "tab-whatif"
+    reached = set()
+    for _ in range(40):
+        page.keyboard.press("Tab")
+        reached.add(page.evaluate("document.activeElement.id"))
+    wanted = page.evaluate("[...document.querySelectorAll('form :is(input, select):enabled')].map((one) => one.id)")
+    assert set(wanted) <= reached
+
+
+def test_a_hostile_record_runs_nothing(tab: Opened) -> None:
+    page = tab.page
+    for view in ("list", "hostile", "compare"):
+        tab.go(view)
+        page.wait_for_timeout(200)
+        assert page.evaluate("window.hacked") is None
+        assert page.locator("main img, main script").count() == 0
+    tab.go("hostile")
+    frame = page.frames[-1]
+    assert frame.locator("script, img").count() == 0
+    assert "<img" in frame.inner_text("h1")
+    tab.show("#/run/hostile/whatif")
+    page.wait_for_selector(".answer .tile, .error")
+    assert page.locator("main script").count() == 0
+    tab.quiet()
+
+
+def test_1024_ranks_are_drawn(tab: Opened) -> None:
+    tab.go("wide")
+    frame = tab.page.frames[-1]
+    frame.wait_for_selector("svg.picture rect")
+    assert frame.locator("svg.picture rect[class^=heat]").count() == 1024
+    tab.quiet()
+
+
+def test_a_narrow_screen_scrolls_tables_and_nothing_else(browser: "Browser", served: Served) -> None:
+    opened = Opened(browser, served, width=380)
+    for view in ("list", "whatif", "rent"):
+        opened.go(view)
+        assert opened.page.evaluate("document.documentElement.scrollWidth <= window.innerWidth"), view
+        opened.page.screenshot(path=pictures() / f"ui-{view}-narrow.png", full_page=True)
+    opened.quiet()
+    opened.context.close()
+
+
+def test_an_old_address_says_so(browser: "Browser", served: Served) -> None:
+    context = browser.new_context()
+    page = context.new_page()
+    answer = page.goto(served.base + "/?token=wrong")
+    assert answer is not None
+    assert answer.status == 403
+    assert "token" in page.inner_text("body")
+    context.close()
