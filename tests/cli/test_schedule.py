@@ -46,10 +46,23 @@ def test_what_cannot_be_submitted(arguments: list[str], said: str, ask: Cli) -> 
 
 
 def test_submit_shows_the_command_it_would_run(ask: Cli) -> None:
-    given = ["--gpus", "8", "--speeds", "1,0.5", "-p", "gpu", "--dry-run", "--time=60", "my script.sh", "a b"]
+    given = [
+        "--gpus",
+        "8",
+        "--speeds",
+        "1,0.5",
+        "-p",
+        "gpu",
+        "--dry-run",
+        "--time=60",
+        "my script.sh",
+        "a b",
+        "--model",
+        "x",
+    ]
     assert ask("submit", *given).stdout == (
         "sbatch --hold --requeue '--comment=stallwise:{\"speeds\":[1.0,0.5]}' --gpus=8 --nodes=1-8 --partition=gpu "
-        "--time=60 'my script.sh' 'a b'\n"
+        "--time=60 'my script.sh' 'a b' --model x\n"
     )
 
 

@@ -204,6 +204,10 @@ def test_corrected_speeds_are_speeds(said: tuple[float, ...], seen: dict[int, fl
     assert list(found) == sorted(found, reverse=True), "wider is never faster"
 
 
+def test_speeds_seen_across_a_switch_that_is_gone_are_forgotten() -> None:
+    assert corrected((1.0, 0.9, 0.5), {3: 2.0}, levels=2) == (1.0, 0.9, 0.5)
+
+
 def test_what_is_seen_is_a_mean_that_forgets() -> None:
     entry = None
     for steps in [10.0] * 30 + [20.0] * 60:

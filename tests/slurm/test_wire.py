@@ -91,3 +91,13 @@ def test_only_numbers_of_jobs_and_names_of_nodes_become_arguments() -> None:
     with pytest.raises(SlurmError, match="no name of a node"):
         slurm.pin("1", ["n1", "-x"], now=False)
     assert slurm.calls == 0
+
+
+def test_a_name_in_another_encoding_hides_nobody() -> None:
+    (found,) = decode_jobs(jobs(JOB | {"name": "caf?"}).replace(b"caf?", b"caf\xe9"))
+    assert found.name == "caf\ufffd"
+
+
+def test_whether_a_job_may_be_queued_again_is_told() -> None:
+    (found,) = decode_jobs(jobs(JOB | {"requeue": False}))
+    assert not found.requeues

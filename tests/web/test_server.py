@@ -33,7 +33,7 @@ def test_the_token_in_the_address_becomes_a_cookie(served: Served) -> None:
     cookie = answer.headers["set-cookie"].lower()
     assert served.token.lower() in cookie
     assert "httponly" in cookie
-    assert "samesite=strict" in cookie
+    assert "samesite=lax" in cookie
 
 
 def test_another_host_name_and_another_method_are_refused(served: Served) -> None:

@@ -10,13 +10,16 @@ from stallwise.errors import InputError
 if TYPE_CHECKING:
     from stallwise.slurm.ask import Ask
 
-CONTEXT = {"allow_extra_args": True, "ignore_unknown_options": True}
+# Options after the script are the script's own.
+CONTEXT = {"allow_extra_args": True, "ignore_unknown_options": True, "allow_interspersed_args": False}
 
 
 def submit(
     words: Annotated[
         list[str] | None,
-        typer.Argument(metavar="[SBATCH OPTIONS] SCRIPT [ARGS]…", help="Goes to sbatch as it is."),
+        typer.Argument(
+            metavar="[SBATCH OPTIONS] SCRIPT [ARGS]…", help="Goes to sbatch as it is; the options below come first."
+        ),
     ] = None,
     gpus: Annotated[int | None, typer.Option("--gpus", help="GPUs of the gang.")] = None,
     nodes: Annotated[str | None, typer.Option("--nodes", help="Node range; default: 1 to one per GPU.")] = None,

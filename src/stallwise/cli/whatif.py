@@ -14,6 +14,7 @@ if TYPE_CHECKING:
     from stallwise.buckets.best import Best
     from stallwise.model.overlap import Overlap
     from stallwise.model.whatif import Change, Job
+    from stallwise.record.against import Against
     from stallwise.record.setup import Asked
 
 _HALVED = ("fp16", "bf16")
@@ -102,8 +103,12 @@ def whatif(
         storage_speed=1.0 if storage is None else parse_factor(storage),
         cores_per_node=_cores(asked),
     )
-    change, said = _as_measured(job, change, asked, here_machine, compute=compute, storage=storage)
-    found = outlook_of(replace(job, assumptions=(*job.assumptions, *said)), change, asked, curve=curve)
+    if here_machine is not None:
+        against = _against(run, asked, here_machine)
+        job, change = _as_measured(job, change, against, compute=compute, storage=storage)
+        said = f"{asked.machine_name} against {here_machine.name}: {against.said or 'nothing that both measured'}."
+        job = replace(job, assumptions=(*job.assumptions, said))
+    found = outlook_of(job, change, asked, curve=curve)
     from stallwise.report.whatif import draw
     from stallwise.report.whatif_json import document
 
@@ -169,30 +174,39 @@ def _cores(asked: "Asked") -> int | None:
     return asked.instance.vcpus if asked.instance else None
 
 
-def _as_measured(
-    job: "Job", change: "Change", asked: "Asked", here: Path | None, *, compute: str | None, storage: str | None
-) -> "tuple[Change, tuple[str, ...]]":
-    """The change with compute, preparing and disk as two machine records have them; what was said goes first."""
-    from dataclasses import replace
-
+def _against(run: Path, asked: "Asked", here: Path) -> "Against":
+    """The machine to go to held against the run's own, in the job's precision."""
     from stallwise.hardware.machine import read_machine
     from stallwise.record.against import against
+    from stallwise.run.manifest import read_manifest
 
-    if here is None:
-        return change, ()
     if asked.machine is None:
         raise InputError("--here-machine is held against the machine to go to: give its record with --machine.")
-    known = against(asked.machine, read_machine(here))
-    changed = replace(
-        change,
-        compute_speed=1 / known.compute if compute is None and known.compute else change.compute_speed,
-        prepare_speed=1 / known.decode if known.decode and job.work is not None else 1.0,
-        storage_speed=1 / known.disk
-        if storage is None and known.disk and job.work is not None
-        else change.storage_speed,
-    )
-    said = f"{asked.machine_name} against {here.name}: {known.said or 'nothing that both measured'}."
-    return changed, (said,)
+    model = read_manifest(run).model if run.is_dir() else None
+    precision = None if model is None else model.precision or "fp32"
+    return against(asked.machine, read_machine(here), precision)
+
+
+def _as_measured(
+    job: "Job", change: "Change", known: "Against", *, compute: str | None, storage: str | None
+) -> "tuple[Job, Change]":
+    """Compute, preparing and disk as two machine records have them; what the user said goes first.
+
+    Networks differ in what a machine does to them: by so much compute may be off either way.
+    """
+    from dataclasses import replace
+
+    if compute is None and known.compute:
+        low, high = job.compute_factors or (1.0, 1.0)
+        job = replace(job, compute_factors=(low * known.compute_low, high * known.compute_high))
+        change = replace(change, compute_speed=1 / known.compute)
+    if job.work is None:
+        return job, change
+    if known.decode:
+        change = replace(change, prepare_speed=1 / known.decode)
+    if storage is None and known.disk:
+        change = replace(change, storage_speed=1 / known.disk)
+    return job, change
 
 
 def _best(job: "Job", change: "Change", asked: "Asked", path: Path) -> "Best":

@@ -21,8 +21,8 @@ from stallwise.spot.plan.question import Question, Result
 
 MOST = 8
 """Fleets that are replayed: so many that may be picked, and as many of the rest of the front."""
-_LOST = 100.0
-"""A fleet that loses so many machines on the way gets nowhere; it is not replayed."""
+_STRETCHED, _LOST = 20.0, 1000.0
+"""A fleet that takes so many times as long gets nowhere; one that loses so many machines takes too long to replay."""
 _GRID = np.array([-1.645, -1.036, -0.674, -0.385, -0.126, 0.126, 0.385, 0.674, 1.036, 1.645])
 """Normal quantiles at 5, 15 … 95 %."""
 
@@ -92,8 +92,8 @@ def _roughly(bids: Bids, terms: SpotTerms) -> Bids:
     with np.errstate(over="ignore"):
         tries = (1 / rate + terms.provision_s + terms.restart_s) * np.expm1(rate * (interval + terms.save_s))
         stretch = tries / interval
-        lost = rate * work * stretch
-    factor = np.where(spot, np.where(lost < _LOST, stretch, np.inf), 1.0)
+        useful = (stretch < _STRETCHED) & (rate * work * stretch < _LOST)
+    factor = np.where(spot, np.where(useful, stretch, np.inf), 1.0)
     return _stretched(bids, factor, terms)
 
 

@@ -224,9 +224,11 @@ def _stay(wish: Wish, home: Home, pick: Option | None) -> Home | None:
         return None
     if pick is None:
         return home if wish.limited else None
+    quicker = home.job_s <= pick.job_s
     if home.usd is not None:
-        return home if home.usd <= pick.usd else None
+        # Within a budget the quickest is asked for, else the cheapest.
+        fastest = wish.budget_usd is not None and wish.deadline_s is None
+        return home if (quicker if fastest else home.usd <= pick.usd) else None
     if wish.deadline_s is not None:
         return home
-    quicker = home.job_s <= pick.job_s
     return home if quicker or (not wish.limited and home.more_workers is not None) else None

@@ -79,8 +79,8 @@ def impossible_words(
         return _no_room(subject, fleets, found)
     if not len(bids) and wish.spot is not None and not any(wish.terms.quotas):
         return (
-            f"Spot machines that live for {hours(wish.spot.life.mean_s)} on average are lost before the job gets "
-            "anywhere: every fleet would lose a hundred machines or more on the way. Leave out --spot-only."
+            f"Spot machines that live for {hours(wish.spot.life.mean_s)} on average are lost too often for this job: "
+            "every fleet would take twenty times as long or lose a thousand machines. Leave out --spot-only."
         )
     if not len(bids):
         return "A quota forbids every fleet. Raise --quota, or allow more regions."

@@ -102,14 +102,17 @@ def network_of(text: str) -> Network:
         if text not in NETWORKS:
             raise UnknownNameError(f"network ({', '.join(NETWORKS)}, or links as machine=25gbit)", text, NETWORKS)
         return NETWORKS[text]
-    links = dict(_INSIDE)
+    links = dict(NETWORKS["released"].links)
     for piece in text.split(","):
         level, _, value = (part.strip() for part in piece.partition("="))
         if level not in LEVELS:
             raise UnknownNameError("level of a network", level, LEVELS)
         rate, _, latency = value.partition(":")
         latency_s = parse_seconds(latency) if latency else _LATENCIES_S.get(level, _LATENCY_S)
-        links[level] = Link(topology="single", bandwidth_bytes_per_s=parse_rate(rate), latency_s=latency_s)
+        bandwidth = parse_rate(rate)
+        if not bandwidth > 0:
+            raise InputError(f"{piece!r}: a link carries more than nothing.")
+        links[level] = Link(topology="single", bandwidth_bytes_per_s=bandwidth, latency_s=latency_s)
     return Network(links={level: links[level] for level in LEVELS if level in links})
 
 

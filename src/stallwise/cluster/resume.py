@@ -93,7 +93,8 @@ def _seat(scheduler: Scheduler, index: int, standing: Standing) -> None:
 
     book, space, desk = scheduler.book, scheduler.space, scheduler.desk
     start, gang = int(book["offset"][index]), len(standing.gpus)
-    for slot, gpu in enumerate(standing.gpus):
+    # Domains are counted along them: in order.
+    for slot, gpu in enumerate(sorted(standing.gpus)):
         space.owner[gpu] = index
         space.held[start + slot] = gpu
         recount(space, gpu, -1, -1)

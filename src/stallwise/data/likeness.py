@@ -60,7 +60,8 @@ def _code(code: types.CodeType) -> Iterator[bytes]:
         if isinstance(constant, types.CodeType):
             yield from _code(constant)
         else:
-            yield repr(constant).encode()
+            # Sets print in an order that differs from process to process.
+            yield repr(sorted(map(repr, constant)) if isinstance(constant, frozenset) else constant).encode()
 
 
 def _state(value: Any) -> bytes:

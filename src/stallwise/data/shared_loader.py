@@ -212,7 +212,14 @@ def _dataset_facts(dataset: Dataset[Any]) -> list[Fact]:
     named = [name for name in ("transform", "target_transform", "transforms") if hasattr(dataset, name)]
     length = len(dataset)  # type: ignore[arg-type]
     kind = f"{type(dataset).__module__}.{type(dataset).__qualname__} of {length} samples"
-    return [("dataset", kind, kind), *(fact(name, getattr(dataset, name)) for name in named)]
+    plain = {name: value for name, value in vars(dataset).items() if isinstance(value, (str, int, float, os.PathLike))}
+    settings = repr(sorted(plain.items()))
+    inside = [getattr(dataset, "dataset", None), *getattr(dataset, "datasets", ())]
+    return [
+        ("dataset", f"{kind} {settings}", kind),
+        *(fact(name, getattr(dataset, name)) for name in named),
+        *(known for part in inside if part is not None for known in _dataset_facts(part)),
+    ]
 
 
 def _check(group: str, **counts: int) -> None:

@@ -318,6 +318,8 @@ class Staging:
                 continue
             if now_s - job.since_s >= self.patience_s:
                 self.counts.again += 1
+                # It may only be slow: the next one gets longer, or nobody would ever be done.
+                self._usual_s = max(self._usual_s, now_s - lease.since_s)
                 self._take_back(job.wants)
 
     def _make_way(self, now_s: float) -> None:
@@ -329,7 +331,8 @@ class Staging:
             asked = self._rooms.get(job.wants)
             if job.wants in self.leases and asked is None:
                 continue  # it is being prepared
-            needed = asked[1] - self.leases[job.wants].reserved_bytes if asked else self._usual_bytes
+            lease = self.leases.get(job.wants)
+            needed = asked[1] - (lease.reserved_bytes if lease else 0) if asked else self._usual_bytes
             passed = sorted(spot for spot in self.batches if spot < job.wants)
             ahead = sorted((spot for spot in self.batches if spot > job.wants), reverse=True)
             for spot in (*passed, *ahead):

@@ -75,7 +75,8 @@ def position(loader: Any, epoch: int, batches: int, left_out: int) -> dict[str, 
     """Where the loader stands after `batches` of this epoch, since it was begun or resumed; None: anywhere."""
     sampler = _sampler(loader)
     if sampler is not None:
-        size = getattr(loader, "batch_size", None) or getattr(sampler, "batch_size", None) or 1
+        batched = part_with(getattr(loader, "batch_sampler", None), "batch_size")
+        size = getattr(loader, "batch_size", None) or getattr(batched, "batch_size", None) or 1
         return {"kind": SAMPLER, "epoch": epoch, "state": sampler.state_dict(batches * size)}
     if hasattr(loader, "state_dict"):
         state = loader.state_dict()

@@ -20,10 +20,11 @@ def rescale(optimizer: Any, scheduler: Any, by: float) -> None:
     """Multiply every learning rate, and what the schedule computes rates from."""
     if by == 1.0:
         return
-    for group in optimizer.param_groups:
-        for name in ("lr", "initial_lr", "max_lr", "min_lr"):
-            if name in group:
-                group[name] = group[name] * by
+    for one in optimizer if isinstance(optimizer, list | tuple) else [optimizer]:
+        for group in one.param_groups:
+            for name in ("lr", "initial_lr", "max_lr", "min_lr"):
+                if name in group:
+                    group[name] = group[name] * by
     for one in _all(scheduler):
         for name in ("base_lrs", "_last_lr", "max_lrs", "min_lrs"):
             if isinstance(rates := getattr(one, name, None), list):

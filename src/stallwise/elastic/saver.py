@@ -75,6 +75,7 @@ class Saver:
         draft = self._place.draft(f"{manifest.step_name(step)}@{self._tag}.{self._tries}")
         try:
             size, error = self._written(draft, step, mine, facts), None
+            self._place.drop(draft)  # what a bucket was filled from; a folder's has been renamed
         except (Exception, CheckpointException) as failure:  # a disk, a network, a peer; training must go on
             size, error = 0, _said(failure)
             self._place.drop(draft)

@@ -163,8 +163,10 @@ class Session:
 
     def epochs(self, count: int) -> Iterator[int]:
         """Epochs that are left of `count`, from the one that was under way."""
-        while self.epoch < count:
-            yield self.epoch
+        while (now := self.epoch) < count:
+            yield now
+            if self.epoch == now:  # the loop over its steps was left early
+                self.epoch, self._loader, self._batches, self._left_out = now + 1, None, 0, 0
 
     def steps(self, loader: Iterable[Any]) -> Iterator[Any]:
         """The batches of this epoch that are left; each pass of the loop's body is a step."""

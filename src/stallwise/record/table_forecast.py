@@ -160,7 +160,7 @@ def _gpus_meant(row: TableRow, gpu: Gpu, ref_gpu: Gpu, said: int | None, kind: s
 
 def _of(row: TableRow, gpus: int) -> TableRow:
     """The same on so many GPUs."""
-    return TableRow({**row.cells, "n_gpus": str(gpus)}, row.number) if row.text("n_gpus") else row
+    return TableRow({**row.cells, "n_gpus": str(gpus)}, row.number)
 
 
 def _measured(row: TableRow, kind: str, reference: float, model_log: float) -> float:

@@ -51,6 +51,9 @@ def traced_model(job: TracedJob, flops: float | None = None) -> TracedModel:
     """From the lowest rank that left a trace, over the steps kept."""
     view = job.ranks[0]
     steps = [found for step in view.steps if step.number in job.kept and (found := _traced_step(view, step))]
+    # A short accumulation at an epoch's end is another step than the others.
+    usual = statistics.mode(len(step.passes) for step in steps) if steps else 0
+    steps = [step for step in steps if len(step.passes) == usual]
     timed = [times for step in steps if (times := _passes(view, step)) is not None]
     if not timed:
         return TracedModel(
@@ -61,7 +64,6 @@ def traced_model(job: TracedJob, flops: float | None = None) -> TracedModel:
     strange = _not_modelled(view, steps)
     if strange is not None:
         return TracedModel(None, why_not=strange)
-    steps = [step for step in steps if len(step.passes) == len(steps[-1].passes)]
     gradients = _of_autograd(view, steps) or _of_buckets(view, steps)
     if not gradients:
         return TracedModel(
@@ -130,7 +132,7 @@ def _not_modelled(view: RankView, steps: list[_TracedStep]) -> str | None:
         )
     within = [call for call in view.trace.calls if step.start_ns <= call.at_ns < _update_ns(view, step.last)]
     groups = {call.group.ranks if call.group else "" for call in within if call.bytes}
-    if len(groups) > 1 or ("" in groups and not view.one_group):
+    if len(groups - {""}) > 1 or ("" in groups and not view.one_group):
         return (
             "collectives of several process groups are in its step (tensor, expert or sharded parallelism beside data "
             "parallelism)"

@@ -98,7 +98,7 @@ class Controller:
                 plan = self.once()
                 failed = 0
                 pause = min(pause, max(0.05, plan.next_s - self.clock()))
-            except SlurmError as error:
+            except (SlurmError, InputError, OSError) as error:
                 failed += 1
                 self.figures.failed_looks += 1
                 self.journal.write("blind", why=str(error))

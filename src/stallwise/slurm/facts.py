@@ -88,6 +88,8 @@ class SlurmJob:
     special: bool
     """Slurm alone can start it: part of a heterogeneous job, a reservation, not a batch job."""
     comment: str
+    requeues: bool = True
+    """It may be put back into the queue."""
     held_gpus: Mapping[str, int] = field(default_factory=dict)
     """GPUs it holds, by node."""
 

@@ -31,10 +31,13 @@ class Journal:
     def write(self, what: str, **more: object) -> None:
         """One line."""
         line = msgspec.json.encode({"time_s": round(self.clock(), 3), "what": what, **more}).decode() + "\n"
-        for stream in (self._current(), self.stream):
-            if stream is not None:
-                stream.write(line)
-                stream.flush()
+        try:
+            for stream in (self._current(), self.stream):
+                if stream is not None:
+                    stream.write(line)
+                    stream.flush()
+        except (OSError, InputError) as error:  # a full disk must not end the scheduling
+            sys.stderr.write(f"stallwise: the log cannot be written ({error}): {line}")
 
     def _current(self) -> TextIO | None:
         if self._file is None or self.path is None:

@@ -23,6 +23,7 @@ from stallwise.slurm.state import Row
 from stallwise.slurm.why import Why, reasons
 
 _UNKNOWN_WORK_S = 86400.0
+_REQUEUED_S = 180.0
 _SEATED = ("running", "warned", "stopping", "starting")
 
 
@@ -121,7 +122,9 @@ def _bar(row: Row, job: SlurmJob, here: Partition) -> Why | None:
         return Why("held by an administrator")
     if job.depends:
         return Why("depends on other jobs")
-    if row.starts == 0 and row.stops == 0 and job.eligible_s > here.now_s:
+    # Slurm itself puts a requeued job off by two minutes; what is later somebody wants.
+    put_off = _REQUEUED_S if row.starts or row.stops else 0.0
+    if job.eligible_s > here.now_s + put_off:
         return Why("its begin time has not come", job.eligible_s)
     if row.gang > here.layout.cluster.gpus:
         return Why(f"asks for {row.gang} GPUs; the partition has {here.layout.cluster.gpus}")
@@ -186,8 +189,8 @@ def _standing(here: Partition, row: Row, gpus: tuple[int, ...]) -> Standing:
     job = here.jobs.get(row.key)
     work = (job.limit_s if job is not None else None) or _UNKNOWN_WORK_S
     granted = row.granted_s if row.phase != "starting" else row.since_s
-    # Who is only just starting, or already told to go, is not on the table.
-    lease = row.lease_s if row.phase == "running" else math.inf
+    # Who is only just starting, already told to go, or could not come back, is not on the table.
+    lease = row.lease_s if row.phase == "running" and (job is None or job.requeues) else math.inf
     return Standing(
         job=Job(
             id=row.key,
@@ -218,6 +221,7 @@ def _plan(here: Partition, scheduler: Scheduler, seats: Mapping[str, tuple[int, 
     }
     renewed = [key for key in stopped if _goes_on(here, scheduler, key, seats[key], placed.get(key))]
     renewed += [key for key, row in before.items() if key not in stopped and row.lease_s <= here.now_s]
+    renewed += [key for key in stopped if key not in renewed and key in here.jobs and not here.jobs[key].requeues]
     stops = [key for key in stopped if key not in renewed]
     starts, misfits = [], []
     for key, chosen in placed.items():

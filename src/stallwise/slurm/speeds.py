@@ -46,6 +46,7 @@ def corrected(
 ) -> tuple[float, ...]:
     """Speeds of `levels` + 1 widths from what was said and the steps per second seen at some of them."""
     speeds = [rate_at(said, level) for level in range(levels + 1)]
+    seen = {level: steps for level, steps in seen.items() if level <= levels}  # switches may have gone since
     anchor = min(seen, default=None)
     if anchor is None:
         return tuple(said)

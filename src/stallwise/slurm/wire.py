@@ -22,6 +22,7 @@ class Number(msgspec.Struct, frozen=True):
 
 
 Count = float | Number | None
+_TERMINATED = 15
 Words = str | list[str] | None
 
 
@@ -49,6 +50,7 @@ class JobJson(msgspec.Struct, frozen=True, kw_only=True):
     start_time: Count = None
     end_time: Count = None
     restart_cnt: int = 0
+    requeue: bool = True
     exit_code: object = 0
     time_limit: Count = None
     dependency: Words = ""
@@ -99,8 +101,8 @@ _nodes = msgspec.json.Decoder(NodesJson)
 def decode_jobs(text: bytes) -> list[SlurmJob]:
     """Every job; a waiting array becomes its tasks."""
     try:
-        found = _jobs.decode(text)
-    except (msgspec.DecodeError, UnicodeDecodeError) as error:
+        found = _jobs.decode(_utf8(text))
+    except msgspec.DecodeError as error:
         raise SlurmError(f"The answer of squeue --json cannot be read: {error}.") from None
     if found.errors:
         raise SlurmError(f"squeue --json answered with errors: {_said(found.errors)}.")
@@ -110,12 +112,17 @@ def decode_jobs(text: bytes) -> list[SlurmJob]:
 def decode_nodes(text: bytes) -> list[SlurmNode]:
     """Every node."""
     try:
-        found = _nodes.decode(text)
-    except (msgspec.DecodeError, UnicodeDecodeError) as error:
+        found = _nodes.decode(_utf8(text))
+    except msgspec.DecodeError as error:
         raise SlurmError(f"The answer of sinfo --json cannot be read: {error}.") from None
     if found.errors:
         raise SlurmError(f"sinfo --json answered with errors: {_said(found.errors)}.")
     return [_node(entry) for entry in found.nodes]
+
+
+def _utf8(text: bytes) -> str:
+    """A name in another encoding, of whatever job, must not hide all others."""
+    return text.decode("utf-8", "replace")
 
 
 def _said(errors: list[object]) -> str:
@@ -134,8 +141,12 @@ def word(value: Words) -> str:
     return value if isinstance(value, str) else (value[0] if value else "")
 
 
+def _joined(value: Words) -> str:
+    return value if isinstance(value, str) else ",".join(value or ())
+
+
 def _listed(value: Words) -> tuple[str, ...]:
-    text = value if isinstance(value, str) else ",".join(value or ())
+    text = _joined(value)
     return tuple(expand(text)) if text else ()
 
 
@@ -186,6 +197,7 @@ def _job(entry: JobJson, key: str) -> SlurmJob:
         start_s=number(entry.start_time),
         end_s=number(entry.end_time),
         restarts=entry.restart_cnt,
+        requeues=entry.requeue,
         exit_code=_exit(entry.exit_code),
         limit_s=60 * limit if limit else None,
         depends=bool(word(entry.dependency)),
@@ -206,6 +218,8 @@ def _exit(value: object) -> int:
     """A wait status in 22.05; an object with `return_code` later."""
     if isinstance(value, int):
         return value
+    if isinstance(value, dict) and "SIGNALED" in (value.get("status") or ()):
+        return _TERMINATED
     inner = value.get("return_code") if isinstance(value, dict) else None
     if isinstance(inner, dict):
         inner = inner.get("number")
@@ -222,5 +236,5 @@ def _node(entry: NodeJson) -> SlurmNode:
         states=frozenset(state.upper() for state in [*states, *entry.state_flags]),
         partitions=tuple(entry.partitions),
         idle_cpus=int(idle),
-        features=frozenset(filter(None, word(entry.active_features).split(","))),
+        features=frozenset(filter(None, _joined(entry.active_features).split(","))),
     )

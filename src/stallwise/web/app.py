@@ -107,7 +107,7 @@ class Guard:
         if given is not None:
             back = RedirectResponse("/", 303)
             name = cookie_name(request.url.port)
-            back.set_cookie(name, self.token, httponly=True, samesite="strict", path="/")
+            back.set_cookie(name, self.token, httponly=True, samesite="lax", path="/")
             return back
         return None
 

@@ -1,5 +1,6 @@
 """Runs that are open: what questions about them are answered from, kept while their files stay the same."""
 
+import contextlib
 import threading
 from collections import OrderedDict
 from dataclasses import dataclass, field
@@ -12,6 +13,7 @@ from stallwise.model.whatif import Job
 from stallwise.record.job import job_of
 from stallwise.record.profile import Profile, profile_of
 from stallwise.run.manifest import MANIFEST_NAME
+from stallwise.run.parts import PARTS_NAME
 from stallwise.run.reader import Run
 from stallwise.web.shelf import Shelf
 
@@ -67,5 +69,10 @@ class Desk:
 
 def _stamp(path: Path) -> tuple[tuple[str, int, int], ...]:
     """Names, sizes and times of a run's files."""
-    files = [path / MANIFEST_NAME, *sorted(path.glob("*.parquet"))]
-    return tuple((file.name, found.st_size, found.st_mtime_ns) for file in files for found in [file.lstat()])
+    files = [path / MANIFEST_NAME, *sorted(path.glob("*.parquet")), *sorted(path.glob(f"{PARTS_NAME}/*/*"))]
+    found = []
+    for file in files:
+        with contextlib.suppress(FileNotFoundError):  # a run that is being recorded
+            stat = file.lstat()
+            found.append((file.name, stat.st_size, stat.st_mtime_ns))
+    return tuple(found)

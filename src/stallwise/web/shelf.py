@@ -74,6 +74,9 @@ class Shelf:
         folders = list(self._folders())
         for folder in folders[:MOST_FOLDERS]:
             key = folder.relative_to(self.root).as_posix()
+            if not _told(key):
+                refused.append(Listed(key=ascii(key), why="Its name is not UTF-8."))
+                continue
             try:
                 entries = {entry.name: entry for entry in _entries(folder)}
             except OSError:
@@ -86,7 +89,7 @@ class Shelf:
                 continue
             for name, entry in sorted(entries.items()):
                 kind = _kind(entry)
-                if kind:
+                if kind and _told(name):
                     files[kind].append((folder / name).relative_to(self.root).as_posix())
         runs.sort(key=lambda one: (one.manifest.created.timestamp() if one.manifest else 0.0, one.key), reverse=True)
         return Listing(
@@ -154,7 +157,8 @@ class Shelf:
             below = []
             for folder in level:
                 yield folder
-                if depth < DEPTH and not (folder / MANIFEST_NAME).exists():
+                # Without an error where the folder is closed to us.
+                if depth < DEPTH and not os.path.exists(folder / MANIFEST_NAME):  # noqa: PTH110
                     below += _children(folder)
             level = below[:MOST_FOLDERS]
 
@@ -163,6 +167,15 @@ def _entries(folder: Path | str) -> "list[os.DirEntry[str]]":
     """What lies in a folder, not what links there lead to."""
     with os.scandir(folder) as found:
         return list(found)
+
+
+def _told(name: str) -> bool:
+    """Whether a name can be told: one in another encoding cannot."""
+    try:
+        name.encode()
+    except UnicodeEncodeError:
+        return False
+    return True
 
 
 def _children(folder: Path) -> list[Path]:
@@ -177,9 +190,9 @@ def _kind(entry: os.DirEntry[str]) -> str | None:
     """Whether a file is a simulation (JSON) or a table of its jobs (CSV), by how it begins."""
     if not entry.name.endswith((".json", ".csv")) or not entry.is_file(follow_symlinks=False):
         return None
-    if entry.stat(follow_symlinks=False).st_size > MOST_FILE_BYTES:
-        return None
     try:
+        if entry.stat(follow_symlinks=False).st_size > MOST_FILE_BYTES:
+            return None
         with open(entry.path, "rb") as file:  # noqa: PTH123 - an entry is what was looked at
             head = file.read(_PEEK)
     except OSError:

@@ -145,7 +145,7 @@ async function run(key, tab = 'time') {
 
 const RATES = [null, 1, 2.5, 5, 10, 25, 40, 50, 100, 200, 400, 800, 1600, 3200, 7200];
 const LIVES = [0.5, 1, 2, 3, 6, 12, 24, 48, 96, 168, 720];
-const NODES = [...Array.from({ length: 16 }, (_, i) => i + 1), 20, 24, 32, 40, 48, 64, 96, 128, 256, 512, 1024];
+const COUNTS = [...Array.from({ length: 16 }, (_, i) => i + 1), 20, 24, 32, 40, 48, 64, 96, 128, 256, 512, 1024];
 let position = {};
 let instances = null;
 
@@ -164,6 +164,9 @@ async function whatif(key, facts, panel) {
   instances = instances || await ask('/api/instances');
   const own = facts.whatif, kept = position[key] || {};
   const nearest = (values, wanted) => Math.max(0, values.findIndex((value) => value === wanted));
+  // What a run or a fleet has is on the slider, whatever it is.
+  const among = (values, ...more) => [...new Set([...values, ...more.filter(Boolean)])].sort((a, b) => a - b);
+  const NODES = among(COUNTS, own.nodes, kept.nodes), HOURS = among(LIVES, kept.life);
   const machine = make('select', { id: 's-instance' }, make('option', { value: '' }, `as measured (${facts.device})`));
   const groups = new Map();
   for (const one of instances) {
@@ -176,7 +179,7 @@ async function whatif(key, facts, panel) {
   const most = () => instances.find((one) => one.key === machine.value)?.gpus || Math.max(16, own.used);
   const nodes = slider('nodes', 'Nodes', 0, NODES.length - 1, nearest(NODES, kept.nodes || own.nodes), (at) => NODES[at].toLocaleString('en'));
   const used = slider('used', 'GPUs of each node', 1, most(), kept.used || own.used, (count) => count);
-  const workers = slider('workers', 'Loader workers of each GPU', 0, 64, kept.workers ?? own.workers ?? 0,
+  const workers = slider('workers', 'Loader workers of each GPU', 0, Math.max(64, own.workers ?? 0), kept.workers ?? own.workers ?? 0,
     (count) => count === own.workers ? `${count}, as measured` : count, own.workers === null ? 'No loader was seen in this run.' : '');
   const cache = slider('cache', 'Data found in memory', -1, 100, kept.cache ?? -1, (part) => part < 0 ? 'as measured' : `${part} %`,
     own.cache ? '' : 'Reading from storage was not measured in this run.');
@@ -185,11 +188,12 @@ async function whatif(key, facts, panel) {
   workers.input.disabled = own.workers === null;
   cache.input.disabled = !own.cache;
   const spot = make('input', { type: 'checkbox', id: 's-spot' });
-  const life = slider('life', 'Mean life of a spot machine', 0, LIVES.length - 1, nearest(LIVES, kept.life || 12), (at) => `${LIVES[at]} h`);
+  const life = slider('life', 'Mean life of a spot machine', 0, HOURS.length - 1, nearest(HOURS, kept.life || 12), (at) => `${HOURS[at]} h`);
   const batch = make('select', { id: 's-batch' }, make('option', { value: '' }, 'each GPU keeps its batch'), make('option', { value: 'kept' }, 'the batch of all together stays'));
   const samples = make('input', { type: 'number', id: 's-samples', min: 1, step: 'any', value: kept.samples || 1e7 });
   const price = make('input', { type: 'number', id: 's-price', min: 0, step: 'any', value: kept.price ?? '' });
   spot.checked = Boolean(kept.spot);
+  batch.value = kept.batch || '';
   const labelled = (label, input, hint = '') => make('div', { class: 'control' }, make('label', { for: input.id }, label), input, hint ? make('small', {}, hint) : null);
   const controls = make('form', { class: 'controls', 'aria-label': 'Set-up', onsubmit: (event) => event.preventDefault() },
     labelled('Machines', machine), nodes.element, used.element, workers.element, cache.element, network.element, inside.element,
@@ -214,7 +218,7 @@ async function whatif(key, facts, panel) {
       workers: changed(workers, own.workers, workers.value()),
       cache: cache.input.disabled || share < 0 ? null : share / 100,
       network_gbit: RATES[network.value()], link_gbit: RATES[inside.value()],
-      batch: batch.value, spot: rented && spot.checked ? 1 : null, mean_life_h: rented && spot.checked ? LIVES[life.value()] : null,
+      batch: batch.value, spot: rented && spot.checked ? 1 : null, mean_life_h: rented && spot.checked ? HOURS[life.value()] : null,
       samples: samples.value, usd_per_h: rented ? null : price.value,
     };
   }
@@ -226,7 +230,7 @@ async function whatif(key, facts, panel) {
     life.input.disabled = !rented || !spot.checked;
     price.disabled = rented;
     position[key] = { instance: machine.value, nodes: NODES[nodes.value()], used: used.value(), workers: workers.value(), cache: cache.value(),
-      network: RATES[network.value()], link: RATES[inside.value()], life: LIVES[life.value()], spot: spot.checked, samples: samples.value, price: price.value };
+      network: RATES[network.value()], link: RATES[inside.value()], life: HOURS[life.value()], spot: spot.checked, batch: batch.value, samples: samples.value, price: price.value };
   }
   // One question at a time; whatever was moved meanwhile is asked next.
   async function update() {
@@ -321,7 +325,8 @@ function rent(key, panel) {
   function draw(found, query) {
     const sky = (row, at) => make('a', { href: link('/skypilot', at === null ? query : { ...query, place: at }), download: 'task.yaml' }, 'SkyPilot', make('span', { class: 'visually-hidden' }, ` file of ${row.fleet}`));
     const slide = (row) => make('button', { type: 'button', onclick: () => {
-      position[key] = { ...(position[key] || {}), instance: row.instance, nodes: row.nodes, used: row.used, spot: row.spot, samples: query.samples };
+      position[key] = { ...(position[key] || {}), instance: row.instance, nodes: row.nodes, used: row.used, spot: row.spot, samples: query.samples,
+        batch: query.batch === 'scaled' ? '' : 'kept', life: +query.mean_life_h || 12 };
       location.hash = to('run', key, 'whatif');
     } }, 'sliders', make('span', { class: 'visually-hidden' }, ` at ${row.fleet}`));
     const picked = found.pick ? found.pick.place : null;
