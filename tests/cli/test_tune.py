@@ -138,7 +138,7 @@ def test_a_dry_run_only_predicts(cli: Cli, tmp_path: Path) -> None:
 
 def test_a_trial_that_fails_keeps_the_settings_as_they_were(cli: Cli, tmp_path: Path) -> None:
     script = job(tmp_path, fault="assert get_worker_info() is None, 'no workers here'")
-    found = json.loads(cli("tune", "--json", "--max-time", "60", script).stdout)
+    found = json.loads(cli("tune", "--json", "--max-time", "120", script).stdout)
     assert found["kept"] == {}
     assert found["patch"] == []
     assert any("failed: exit code 1" in note and "no workers here" in note for note in found["notes"]), found["notes"]

@@ -1,11 +1,15 @@
 """The books of coordinated preparation, without processes: whoever dies, lags or comes late, the others get theirs."""
 
+import os
 import random
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field
 
+import numpy as np
 from hypothesis import given
 from hypothesis import strategies as st
 
+from stallwise.data.preparing import order_in
 from stallwise.data.staging import Give, Grant, Lend, Spot, Staging
 
 SIZE = 10
@@ -187,3 +191,14 @@ def test_whatever_happens_to_some_the_others_get_theirs(seed: int) -> None:
             assert play.whole(player.name), f"{player} stands still"
     assert play.peak_bytes <= limit
     assert not play.books.batches
+
+
+def test_workers_read_an_order_that_they_share() -> None:
+    """A descriptor that was sent has one position for all who have it: read by turns, orders came out empty."""
+    order = np.arange(200_000, dtype=np.int64)
+    file = os.memfd_create("order")
+    os.write(file, order.tobytes())
+    with ThreadPoolExecutor(4) as pool:
+        found = list(pool.map(lambda _: order_in(os.dup(file)), range(200)))
+    os.close(file)
+    assert all(np.array_equal(one, order) for one in found)
