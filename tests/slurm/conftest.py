@@ -27,8 +27,11 @@ def site(two_racks: Cluster, tmp_path: Path) -> Iterator[Site]:
 
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
-    """Leases and waits of seconds are told from delays only where nothing else runs."""
+    """Leases and waits of seconds are told from delays only where nothing else runs, and where the scheduler's kernels
+    have been compiled before; so all but the drain under kills are for `make soak`."""
     here = Path(__file__).parent
     for item in items:
         if here in item.path.parents and "two_racks" in getattr(item, "fixturenames", ()):
             item.add_marker(pytest.mark.alone)
+            if item.path.name != "test_drain.py":
+                item.add_marker(pytest.mark.soak)
