@@ -118,8 +118,8 @@ def test_terms_from_a_file(ask: Cli, run: str, tmp_path: Path) -> None:
 
 
 def test_spot_and_its_places(ask: Cli, run: str) -> None:
-    short = ask("recommend", run, *WORK, "--spot-only", "--mean-life", "1min", code=1)
-    assert "lost before the job gets anywhere" in short.stderr
+    short = ask("recommend", run, *WORK, "--spot-only", "--mean-life", "2s", code=1)
+    assert "lost too often" in short.stderr
     found = _json(ask, run, *WORK, "--deadline", "24h", "--spot-only", "--mean-life", "12h")
     assert found["pick"]["market"] == "spot"
     assert found["pick"]["spot"]["losses"] > 0

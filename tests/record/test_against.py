@@ -59,8 +59,11 @@ def test_what_one_of_them_lacks_is_unknown() -> None:
 
 
 def test_whatif_goes_by_both_records(ask: Cli, tmp_path: Path) -> None:
-    make_full_run(tmp_path / "run")
-    for name, record in (("here", HERE), ("there", THERE)):
+    make_full_run(tmp_path / "run")  # in fp32
+    here, there = ({"resnet18": rate, "vgg11": rate} for rate in (100.0, 400.0))
+    for name, record in (
+        ("here", machine(here, precision="fp32")), ("there", machine(there, precision="fp32")), ("bf16", HERE)
+    ):  # fmt: skip
         (tmp_path / f"{name}.json").write_bytes(encode(record))
     asked = ("whatif", str(tmp_path / "run"), "--gpus", "1", "--machine", str(tmp_path / "there.json"), "--json")
     beside = json.loads(ask(*asked, "--here-machine", str(tmp_path / "here.json")).stdout)
@@ -69,5 +72,7 @@ def test_whatif_goes_by_both_records(ask: Cli, tmp_path: Path) -> None:
     assert compute[2] == pytest.approx(compute[1])
     assert compute[2] == pytest.approx(compute[0] / 4)
     assert any("there.json against here.json" in words for words in beside["assumptions"])
+    other = json.loads(ask(*asked, "--here-machine", str(tmp_path / "bf16.json")).stdout)
+    assert other["predicted"]["split"]["compute_s"] == pytest.approx(compute[0]), "another precision says nothing"
     lonely = ask("whatif", str(tmp_path / "run"), "--here-machine", str(tmp_path / "here.json"), code=2)
     assert "give its record with --machine" in lonely.stderr
