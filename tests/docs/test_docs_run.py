@@ -15,7 +15,7 @@ PAGES = [ROOT / "README.md", ROOT / "CONTRIBUTING.md", *sorted((ROOT / "docs").g
 RUNS_US = {"make test"}
 # Real profiles of a few seconds, as shown: beside other work they end before they have measured anything.
 pytestmark = pytest.mark.alone
-# torch, taking a gloo group down, aborts the bare job about once in fifty times.
+# torch, taking a gloo group down, aborts the bare job now and then.
 TORCH_ABORT = "terminate called without an active exception"
 COMMANDS = [shown for page in PAGES for shown in shown_commands(page)]
 

@@ -1,8 +1,8 @@
 """Whether jobs prepare the same thing: every function and object that makes a sample has a name and a digest.
 
 A function is its code (bytecode, constants, names, also of functions inside), its defaults and what it closes over; a
-`partial` its function and arguments; any other object its type and pickled state. What cannot be pickled counts by its
-type alone.
+`partial` its function and arguments; any other object its type and pickled state. What cannot be pickled is taken
+part by part.
 """
 
 import functools
@@ -14,6 +14,7 @@ from typing import Any
 
 Fact = tuple[str, str, str]
 """What it is, its digest, and what to call it."""
+_DEEPEST = 5
 
 
 def fact(name: str, value: Any) -> Fact:
@@ -47,10 +48,10 @@ def _parts(value: Any, depth: int) -> Iterator[bytes]:
         yield from _code(value.__code__)
         cells = [cell.cell_contents for cell in value.__closure__ or () if _is_filled(cell)]
         for each in (*(value.__defaults__ or ()), *sorted((value.__kwdefaults__ or {}).items()), *cells):
-            if depth < 8:
+            if depth < _DEEPEST:
                 yield from _parts(each, depth + 1)
     elif not isinstance(value, (types.BuiltinFunctionType, type)):
-        yield _state(value)
+        yield from _state(value, depth)
 
 
 def _code(code: types.CodeType) -> Iterator[bytes]:
@@ -64,11 +65,16 @@ def _code(code: types.CodeType) -> Iterator[bytes]:
             yield repr(sorted(map(repr, constant)) if isinstance(constant, frozenset) else constant).encode()
 
 
-def _state(value: Any) -> bytes:
+def _state(value: Any, depth: int) -> Iterator[bytes]:
+    """What pickle makes of it; where one part of it cannot be pickled (a lambda), part by part."""
     try:
-        return pickle.dumps(value)
-    except Exception:
-        return b""
+        yield pickle.dumps(value)
+    except Exception:  # whatever a class's own way of pickling raises
+        if depth >= _DEEPEST:
+            return
+        inside = value.items() if isinstance(value, dict) else value if isinstance(value, (list, tuple)) else ()
+        for each in (*inside, *sorted(getattr(value, "__dict__", {}).items())):
+            yield from _parts(each, depth + 1)
 
 
 def _is_filled(cell: types.CellType) -> bool:

@@ -217,6 +217,20 @@ def _alternative(facts: Facts, asked: Asked, name: str, cache_bytes: float, stic
     cached = cache_bytes / facts.dataset_bytes
     misses = epoch_misses(asked.policy, cached, nodes=facts.nodes, epochs=asked.epochs, sticky=sticky)
     waits = [epoch_wait(_epoch(facts), asked.link, miss) for miss in misses]
+    return _summed(facts, asked, name, cache_bytes, misses, waits, sticky=sticky)
+
+
+def _summed(
+    facts: Facts,
+    asked: Asked,
+    name: str,
+    cache_bytes: float,
+    misses: tuple[float, ...],
+    waits: Sequence[Wait],
+    *,
+    sticky: bool = False,
+) -> Alternative:
+    """Epochs with these misses and waits, together."""
     lists = -(-facts.samples // _PAGE) * facts.nodes
     usd = [_usd(asked.prices, miss, facts, lists if number == 0 else 0) for number, miss in enumerate(misses)]
     return Alternative(
@@ -242,27 +256,12 @@ def _shared(facts: Facts, asked: Asked) -> Iterator[Alternative]:
     """The caches of all nodes as one (`Peers`), for this cache and for each node's share."""
     if facts.nodes == 1:
         return
+    never = replace(asked, policy="no-evict")
     for name, cache_bytes in (("this cache", asked.cache_bytes), ("its share", facts.dataset_bytes / facts.nodes)):
         cached = cache_bytes / facts.dataset_bytes
         misses = partitioned_misses(cached, facts.nodes, asked.epochs)
-        own = _alternative(facts, replace(asked, policy="no-evict"), f"{name}, shared", cache_bytes, False)
         waits = [_shared_wait(facts, asked, cached, miss) for miss in misses]
-        lists = -(-facts.samples // _PAGE) * facts.nodes
-        usd = [_usd(asked.prices, miss, facts, lists if number == 0 else 0) for number, miss in enumerate(misses)]
-        yield replace(
-            own,
-            misses=misses,
-            first=waits[0],
-            last=waits[-1],
-            wait_s=sum(wait.wait_s for wait in waits),
-            epochs_s=sum(wait.compute_s + wait.wait_s for wait in waits),
-            requests_first=misses[0] * facts.samples,
-            requests_last=misses[-1] * facts.samples,
-            fetched_bytes=sum(misses) * facts.dataset_bytes,
-            usd_first=usd[0],
-            usd_last=usd[-1],
-            usd=None if None in usd else sum(value or 0.0 for value in usd),
-        )
+        yield _summed(facts, never, f"{name}, shared", cache_bytes, misses, waits)
 
 
 def _shared_wait(facts: Facts, asked: Asked, cached: float, miss: float) -> Wait:

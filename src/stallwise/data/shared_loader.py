@@ -212,7 +212,11 @@ def _dataset_facts(dataset: Dataset[Any]) -> list[Fact]:
     named = [name for name in ("transform", "target_transform", "transforms") if hasattr(dataset, name)]
     length = len(dataset)  # type: ignore[arg-type]
     kind = f"{type(dataset).__module__}.{type(dataset).__qualname__} of {length} samples"
-    plain = {name: value for name, value in vars(dataset).items() if isinstance(value, (str, int, float, os.PathLike))}
+    plain = {
+        name: value
+        for name, value in getattr(dataset, "__dict__", {}).items()
+        if isinstance(value, (str, int, float, os.PathLike))
+    }
     settings = repr(sorted(plain.items()))
     inside = [getattr(dataset, "dataset", None), *getattr(dataset, "datasets", ())]
     return [

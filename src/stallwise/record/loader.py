@@ -49,7 +49,7 @@ class Source:
         depth = getattr(loader, "prefetch_factor", None)
         self.queued: int = self.workers * (depth if depth is not None else 2)
         self.batch_size: int | None = getattr(loader, "batch_size", None)
-        self.length = _length(loader)
+        self.length = length_of(loader)
         self.begin_epoch()
 
     def begin_epoch(self) -> None:
@@ -72,7 +72,8 @@ class Source:
         return self.length is not None and self.given >= self.length
 
 
-def _length(loader: Any) -> int | None:
+def length_of(loader: Any) -> int | None:
+    """Batches of an epoch, where the loader says so."""
     try:
         return len(loader)
     except (TypeError, NotImplementedError):
@@ -161,7 +162,7 @@ class Loaders:
         """A number for the source. A loader made anew for every epoch is one source: it gets that of the one before."""
         taken = {source.key for source in self._sources.values()} | self._wrapped
         kinds = (type(loader), type(getattr(loader, "dataset", None)))
-        sizes = (getattr(loader, "batch_size", None), getattr(loader, "num_workers", None), _length(loader))
+        sizes = (getattr(loader, "batch_size", None), getattr(loader, "num_workers", None), length_of(loader))
         keys = self._alike.setdefault((kinds, sizes), [])
         free = next((key for key in keys if key not in taken), None)
         if free is None:

@@ -6,6 +6,7 @@ answer, 22.05 still ends with code 0 and prints an empty list beside its errors:
 """
 
 from collections.abc import Iterator
+from typing import TypeVar
 
 import msgspec
 
@@ -94,35 +95,30 @@ class NodesJson(msgspec.Struct, frozen=True, kw_only=True):
     errors: list[object] = []
 
 
+Found = TypeVar("Found", JobsJson, NodesJson)
 _jobs = msgspec.json.Decoder(JobsJson)
 _nodes = msgspec.json.Decoder(NodesJson)
 
 
 def decode_jobs(text: bytes) -> list[SlurmJob]:
     """Every job; a waiting array becomes its tasks."""
-    try:
-        found = _jobs.decode(_utf8(text))
-    except msgspec.DecodeError as error:
-        raise SlurmError(f"The answer of squeue --json cannot be read: {error}.") from None
-    if found.errors:
-        raise SlurmError(f"squeue --json answered with errors: {_said(found.errors)}.")
-    return [job for entry in found.jobs for job in _jobs_of(entry)]
+    return [job for entry in _answer(_jobs, text, "squeue --json").jobs for job in _jobs_of(entry)]
 
 
 def decode_nodes(text: bytes) -> list[SlurmNode]:
     """Every node."""
+    return [_node(entry) for entry in _answer(_nodes, text, "sinfo --json").nodes]
+
+
+def _answer(decoder: "msgspec.json.Decoder[Found]", text: bytes, command: str) -> Found:
+    """What a command printed. A name in another encoding, of whatever job, must not hide all others."""
     try:
-        found = _nodes.decode(_utf8(text))
+        found = decoder.decode(text.decode("utf-8", "replace"))
     except msgspec.DecodeError as error:
-        raise SlurmError(f"The answer of sinfo --json cannot be read: {error}.") from None
+        raise SlurmError(f"The answer of {command} cannot be read: {error}.") from None
     if found.errors:
-        raise SlurmError(f"sinfo --json answered with errors: {_said(found.errors)}.")
-    return [_node(entry) for entry in found.nodes]
-
-
-def _utf8(text: bytes) -> str:
-    """A name in another encoding, of whatever job, must not hide all others."""
-    return text.decode("utf-8", "replace")
+        raise SlurmError(f"{command} answered with errors: {_said(found.errors)}.")
+    return found
 
 
 def _said(errors: list[object]) -> str:

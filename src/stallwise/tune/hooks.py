@@ -32,6 +32,7 @@ from torch.utils.data import (
 )
 from torch.utils.data.dataloader import _BaseDataLoaderIter
 
+from stallwise.record.loader import length_of
 from stallwise.record.on_import import when_imported
 from stallwise.record.place import place
 from stallwise.run.atomic import write_atomically
@@ -207,7 +208,7 @@ def describe(loader: Any, site: str) -> Loader:
         prefetch_factor=loader.prefetch_factor,
         pin_memory=bool(loader.pin_memory),
         persistent_workers=bool(loader.persistent_workers),
-        length=_length(loader),
+        length=length_of(loader),
         dataset=type(dataset).__name__,
         iterable=iterable,
         sampler=type(sampler).__name__,
@@ -221,13 +222,6 @@ def describe(loader: Any, site: str) -> Loader:
         threads=torch.get_num_threads(),
         trainer=f"{os.sep}transformers{os.sep}trainer" in site or f"{os.sep}accelerate{os.sep}" in site,
     )
-
-
-def _length(loader: Any) -> int | None:
-    try:
-        return len(loader)
-    except (TypeError, NotImplementedError):
-        return None
 
 
 def _site() -> str:
