@@ -11,7 +11,7 @@ from pathlib import Path
 
 # From the top floor down. Names are modules or packages directly under `stallwise`.
 FLOORS: tuple[tuple[str, ...], ...] = (
-    ("errors", "units"),
+    ("errors", "lazy", "units"),
     ("hardware", "workload", "run"),
     ("model",),
     ("record",),
@@ -25,6 +25,7 @@ BESIDE = {
     ("cloud", "spot"),
     ("cluster", "spot"),
     ("elastic", "data"),
+    ("elastic", "deflate"),
     ("run", "hardware"),
     ("run", "workload"),
     ("tune", "data"),

@@ -4,7 +4,9 @@ The public names are flat; heavy modules load when a name is first used, so that
 cheap inside a training script.
 """
 
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
+
+from stallwise.lazy import loader
 
 if TYPE_CHECKING:
     from stallwise.errors import StallwiseError
@@ -27,20 +29,15 @@ __all__ = [
     "step",
 ]
 
-_HOMES = {
-    "LightningCallback": "stallwise.record.lightning_callback",
-    "StallwiseError": "stallwise.errors",
-    "TrainerCallback": "stallwise.record.trainer_callback",
-    "batches": "stallwise.record.marks",
-    "open_profile": "stallwise.notebook",
-    "profiling": "stallwise.record.inside",
-    "step": "stallwise.record.marks",
-}
-
-
-def __getattr__(name: str) -> Any:
-    if name not in _HOMES:
-        raise AttributeError(f"module 'stallwise' has no attribute {name!r}")
-    import importlib
-
-    return getattr(importlib.import_module(_HOMES[name]), name)
+__getattr__ = loader(
+    __name__,
+    {
+        "LightningCallback": "record.lightning_callback",
+        "StallwiseError": "errors",
+        "TrainerCallback": "record.trainer_callback",
+        "batches": "record.marks",
+        "open_profile": "notebook",
+        "profiling": "record.inside",
+        "step": "record.marks",
+    },
+)

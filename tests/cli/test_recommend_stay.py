@@ -49,6 +49,7 @@ def _step_s(job: Path, workers: int) -> float:
     return float(done.stdout)
 
 
+@pytest.mark.soak
 def test_stay_and_raise_num_workers(cli: Cli, ask: Cli, job: Path, tmp_path: Path) -> None:
     run = str(tmp_path / "run")
     cli("profile", "-o", run, "--max-time", "12", "--no-cold", str(job), "1", "100000")

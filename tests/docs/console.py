@@ -5,7 +5,8 @@ from dataclasses import dataclass
 from pathlib import Path
 
 # A fence of ```console holds commands whose output is compared; ```console measured holds commands whose
-# output is a measurement: they must succeed, their figures may differ.
+# output is a measurement: they must succeed, their figures may differ. ```console measured soak: so long that only
+# `make soak` runs them.
 _FENCE = re.compile(r"^```(?P<info>[^\n`]*)\n(?P<body>.*?)^```$", re.MULTILINE | re.DOTALL)
 
 
@@ -18,6 +19,7 @@ class Shown:
     command: str
     output: str
     measured: bool
+    soak: bool
     code: int
 
     def __str__(self) -> str:
@@ -43,7 +45,8 @@ def shown_commands(path: Path) -> list[Shown]:
         for piece in re.finditer(r"^\$ (?P<command>[^\n]*)\n(?P<output>(?:(?!\$ ).*\n)*)", body, re.MULTILINE):
             command, _, code = piece["command"].partition("  # exit ")
             line = first_line + body.count("\n", 0, piece.start())
-            found.append(Shown(path.name, line, command, piece["output"], "measured" in words, int(code or 0)))
+            kinds = "measured" in words, "soak" in words
+            found.append(Shown(path.name, line, command, piece["output"], *kinds, int(code or 0)))
     return found
 
 

@@ -26,7 +26,11 @@ def kept(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return tmp_path_factory.mktemp("kept")
 
 
-@pytest.mark.parametrize("shown", [c for c in COMMANDS if c.command not in RUNS_US], ids=str)
+@pytest.mark.parametrize(
+    "shown",
+    [pytest.param(c, marks=[pytest.mark.soak] * c.soak) for c in COMMANDS if c.command not in RUNS_US],
+    ids=str,
+)
 def test_a_shown_command_does_what_is_shown(shown: Shown, kept: Path) -> None:
     path = f"{Path(sys.executable).parent}:{os.environ['PATH']}"
     environment = os.environ | {"PATH": path, "XDG_CACHE_HOME": str(kept)}

@@ -5,7 +5,9 @@ from stallwise.buckets import planned_ddp
 model = planned_ddp(model, "plan.json")     # instead of DistributedDataParallel(model)
 """
 
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
+
+from stallwise.lazy import loader
 
 if TYPE_CHECKING:
     from stallwise.buckets.ddp import carried_out, planned_ddp
@@ -13,20 +15,15 @@ if TYPE_CHECKING:
 
 __all__ = ["Bucket", "BucketPlan", "carried_out", "planned_ddp", "read_plan", "write_plan"]
 
-_HOMES = {
-    "Bucket": "plan",
-    "BucketPlan": "plan",
-    "carried_out": "ddp",
-    "planned_ddp": "ddp",
-    "read_plan": "plan",
-    "write_plan": "plan",
-}
-
-
-def __getattr__(name: str) -> Any:
-    # A plan is made and read without torch; only carrying it out needs it.
-    if name not in _HOMES:
-        raise AttributeError(f"module 'stallwise.buckets' has no attribute {name!r}")
-    import importlib
-
-    return getattr(importlib.import_module(f"stallwise.buckets.{_HOMES[name]}"), name)
+# A plan is made and read without torch; only carrying it out needs it.
+__getattr__ = loader(
+    __name__,
+    {
+        "Bucket": "plan",
+        "BucketPlan": "plan",
+        "carried_out": "ddp",
+        "planned_ddp": "ddp",
+        "read_plan": "plan",
+        "write_plan": "plan",
+    },
+)

@@ -5,7 +5,9 @@ Formats load when they are first used: reading a small trace takes no longer tha
 `read_layers` finds out which it is. What a format does not hold is said in the trace's `times`, never made up silently.
 """
 
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
+
+from stallwise.lazy import loader
 
 if TYPE_CHECKING:
     from stallwise.run.readers.any_layers import read_layers
@@ -23,19 +25,14 @@ __all__ = [
     "read_pipedream",
 ]
 
-_HOMES = {
-    "PipedreamProfile": "pipedream",
-    "read_bcaffe": "bcaffe",
-    "read_cluster_sim": "cluster_sim",
-    "read_dreamddp": "dreamddp",
-    "read_layers": "any_layers",
-    "read_pipedream": "pipedream",
-}
-
-
-def __getattr__(name: str) -> Any:
-    if name not in _HOMES:
-        raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
-    import importlib
-
-    return getattr(importlib.import_module(f"{__name__}.{_HOMES[name]}"), name)
+__getattr__ = loader(
+    __name__,
+    {
+        "PipedreamProfile": "pipedream",
+        "read_bcaffe": "bcaffe",
+        "read_cluster_sim": "cluster_sim",
+        "read_dreamddp": "dreamddp",
+        "read_layers": "any_layers",
+        "read_pipedream": "pipedream",
+    },
+)
