@@ -53,8 +53,8 @@ def accounted(folder: Path, *, more: Sequence[str] = (), **how: int) -> Iterator
             while (asked := _manage(cluster, "show", "cluster")).returncode:
                 assert time.monotonic() < until, asked.stderr + (cluster.folder / "slurmdbd.log").read_text()[-2000:]
                 time.sleep(0.2)
-            _manage(cluster, "add", "cluster", "stallwise")
-            _manage(cluster, "add", "account", "all", "Cluster=stallwise")
+            _manage(cluster, "add", "cluster", cluster.name)
+            _manage(cluster, "add", "account", "all", f"Cluster={cluster.name}")
             _manage(cluster, "add", "user", "root", "Account=all")
 
         with slurm(folder, settings=settings, before=before, **how) as cluster:

@@ -31,6 +31,8 @@ class Cluster:
     folder: Path
     nodes: tuple[str, ...]
     munge: Path
+    name: str
+    """Of its own: a controller locks cluster and partition by name, and other tests have clusters at the same time."""
     daemons: list[subprocess.Popen[bytes]] = field(default_factory=list)
 
     @property
@@ -88,8 +90,9 @@ def slurm(
     """
     require_slurm()
     folder.mkdir(parents=True, exist_ok=True)
-    munge = Path("/run") / f"stallwise-munge-{secrets.token_hex(4)}"
-    cluster = Cluster(folder, tuple(f"n{number}" for number in range(1, nodes + 1)), munge)
+    token = secrets.token_hex(4)
+    munge = Path("/run") / f"stallwise-munge-{token}"
+    cluster = Cluster(folder, tuple(f"n{number}" for number in range(1, nodes + 1)), munge, f"stallwise{token}")
     with ExitStack() as stack:
         stack.callback(shutil.rmtree, munge, ignore_errors=True)
         stack.callback(_stop, cluster.daemons)
@@ -148,7 +151,7 @@ def _configure(cluster: Cluster, cpus: int, gpus: int, racks: int, settings: Seq
         for node, port in zip(cluster.nodes, ports[1:], strict=True)
     ]
     lines = [
-        "ClusterName=stallwise",
+        f"ClusterName={cluster.name}",
         f"SlurmctldHost={socket.gethostname()}(127.0.0.1)",
         f"SlurmctldPort={ports[0]}",
         "AuthType=auth/munge",
@@ -163,7 +166,8 @@ def _configure(cluster: Cluster, cpus: int, gpus: int, racks: int, settings: Seq
         f"SlurmdLogFile={folder}/slurmd-%n.log",
         "SlurmdParameters=config_overrides",
         "SelectType=select/cons_tres",
-        "SelectTypeParameters=CR_Core",
+        "SelectTypeParameters=CR_Core_Memory",
+        "DefMemPerNode=100",
         "ProctrackType=proctrack/linuxproc",
         "TaskPlugin=task/none",
         "ReturnToService=2",

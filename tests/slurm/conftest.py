@@ -1,4 +1,8 @@
-"""A real Slurm of eight nodes in two racks, four fake GPUs each, for the whole session; every test leaves it idle."""
+"""A real Slurm of eight nodes in two racks, four fake GPUs each, for the whole session; every test leaves it idle.
+
+Tests wait for what happens, and compare Slurm's and the controller's own times and the order of things; no test counts
+on something taking less than so many seconds.
+"""
 
 from collections.abc import Iterator
 from pathlib import Path
@@ -6,6 +10,7 @@ from pathlib import Path
 import pytest
 
 from tests.slurm.cluster import Cluster, slurm
+from tests.slurm.killing import load
 from tests.slurm.site import Site
 
 # The grace of a TERM is Slurm's KillWait; tests need not wait half a minute for it. Slurm may look at released jobs
@@ -15,6 +20,7 @@ SETTINGS = ("KillWait=3", "SchedulerParameters=batch_sched_delay=0", "PartitionN
 
 @pytest.fixture(scope="session")
 def two_racks(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Cluster]:
+    load()  # the scheduler's kernels are compiled by their first use, which must not fall into a test
     with slurm(tmp_path_factory.mktemp("slurm8"), nodes=8, cpus=8, gpus=4, racks=2, settings=SETTINGS) as running:
         yield running
 
@@ -27,11 +33,8 @@ def site(two_racks: Cluster, tmp_path: Path) -> Iterator[Site]:
 
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
-    """Leases and waits of seconds are told from delays only where nothing else runs, and where the scheduler's kernels
-    have been compiled before; so all but the drain under kills are for `make soak`."""
+    """A Slurm of eight nodes wants both cores."""
     here = Path(__file__).parent
     for item in items:
         if here in item.path.parents and "two_racks" in getattr(item, "fixturenames", ()):
             item.add_marker(pytest.mark.alone)
-            if item.path.name != "test_drain.py":
-                item.add_marker(pytest.mark.soak)

@@ -15,14 +15,15 @@ from pathlib import Path
 
 
 def load() -> None:
-    """Everything a controller needs, so that the forked ones begin at once."""
+    """Everything a controller needs, so that the forked ones begin at once, and no later one has to compile."""
     from stallwise.cluster.job import Job
     from stallwise.cluster.policies import policy_named
     from stallwise.cluster.resume import Standing, resumed
     from stallwise.cluster.topology import Cluster
 
     waiting = Standing(job=Job(id="1", arrival_s=0.0, gpus=1, work_s=1.0), asked_s=0.0)
-    resumed(Cluster.counts(gpus=4, machines=4, racks=2), policy_named("patient"), [waiting]).decide(1.0)
+    for name in ("patient", "dally-no-wait", "fifo-skip", "las"):
+        resumed(Cluster.counts(gpus=4, machines=4, racks=2), policy_named(name), [waiting]).decide(1.0)
 
 
 def fork(arguments: list[str]) -> int:

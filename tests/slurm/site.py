@@ -2,7 +2,6 @@
 
 import json
 import os
-import signal
 import subprocess
 import sys
 import time
@@ -13,7 +12,9 @@ from pathlib import Path
 
 from stallwise.slurm.commands import Slurm
 from stallwise.slurm.facts import SlurmJob
+from tests.slurm import nursery
 from tests.slurm.cluster import Cluster
+from tests.slurm.nursery import Program
 
 # Each execution leaves one line at its start and one at its end; $1 is how long it works. What a TERM leaves undone is
 # kept and taken up by the next execution, as a training job does with its checkpoint. Nothing but bash itself runs, and
@@ -23,8 +24,9 @@ out=$OUT/$SLURM_JOB_ID began=$EPOCHREALTIME left=$1
 echo "start $began $SLURM_JOB_NODELIST ${SLURM_RESTART_COUNT:-0}" >> $out
 if [ -e $out.left ]; then read left < $out.left; fi
 exec 3<> $OUT/pipe
-trap 'python3 -c "print(max(0, $left - ($EPOCHREALTIME - $began)))" > $out.left
-      echo "term $EPOCHREALTIME" >> $out; exit 1' TERM
+trap 'now=$EPOCHREALTIME
+      python3 -c "print(max(0.001, $left - ($now - $began)))" > $out.left
+      echo "term $now" >> $out; exit 1' TERM
 read -t $left -u 3
 echo "end $EPOCHREALTIME" >> $out
 """
@@ -97,29 +99,23 @@ class Site:
         return self.program("schedule", "--interval", "300ms", *given, *options)
 
     @contextmanager
-    def controller(self, policy: str, *options: str) -> Iterator[subprocess.Popen[str]]:
+    def controller(self, policy: str, *options: str) -> Iterator[Program]:
         """A controller that runs while the block does, and ends by TERM with code 0."""
         process = self.begin(policy, *options)
         try:
             yield process
         finally:
-            process.send_signal(signal.SIGTERM)
-            said = process.communicate(timeout=20)[1]
-        assert process.returncode == 0, said
-        assert "Traceback" not in said
+            code = process.stop(30)
+        assert code == 0, process.said
+        assert "Traceback" not in process.said
 
-    def begin(self, policy: str, *options: str) -> subprocess.Popen[str]:
+    def begin(self, policy: str, *options: str) -> Program:
         """A controller that has begun to look."""
         looked = self.lines("begin")
-        process = subprocess.Popen(
-            self.schedule(policy, *options),
-            env=self.cluster.environment,
-            stdout=subprocess.DEVNULL,
-            stderr=subprocess.PIPE,
-            text=True,
-        )
-        self.wait(lambda: len(self.lines("begin")) > len(looked) or process.poll() is not None, "the controller", 60)
-        assert process.poll() is None, process.communicate()[1]
+        arguments = self.schedule(policy, *options)[3:]
+        process = nursery.start(arguments, self.cluster.environment, self.folder / "controller.err")
+        self.wait(lambda: len(self.lines("begin")) > len(looked) or process.ended, "the controller", 60)
+        assert not process.ended, process.said
         return process
 
     def lines(self, what: str | None = None, job: str | None = None) -> list[dict[str, object]]:
@@ -143,6 +139,19 @@ class Site:
             else:
                 found[-1].term_s = float(at)
         return found
+
+    def left_s(self, job: str) -> float:
+        """Work a job had not done when it was last told to stop."""
+        return float((self.folder / "out" / f"{job}.left").read_text())
+
+    def queued(self) -> dict[str, dict[str, object]]:
+        """What the controller last wrote down of each job, for `stallwise queue`."""
+        path = self.state / "queue.json"
+        return {job["job"]: job for job in json.loads(path.read_text())["jobs"]} if path.exists() else {}
+
+    def saw(self, job: str, phase: str) -> bool:
+        """Whether the controller knows."""
+        return any(line["phase"] == phase for line in self.lines("seen", job))
 
     def nodes(self, job: str, number: int = -1) -> list[str]:
         """Where an execution was."""
@@ -174,7 +183,7 @@ class Site:
     def ended(self, *jobs: str) -> bool:
         return all(any(run.end_s for run in self.executions(job)) for job in jobs)
 
-    def wait(self, ready: Callable[[], bool], what: str, seconds: float = 30) -> None:
+    def wait(self, ready: Callable[[], bool], what: str, seconds: float = 60) -> None:
         """Until it is so; a failure shows the last decisions."""
         until = time.monotonic() + seconds
         while not ready():

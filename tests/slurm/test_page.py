@@ -1,10 +1,13 @@
 """docs/slurm.md: its commands need a cluster, so they are not run; that they exist is checked."""
 
 import re
+import shutil
+import subprocess
+from pathlib import Path
 
 import pytest
 
-from tests.conftest import ROOT, Cli
+from tests.conftest import ROOT, Cli, lacks
 
 PAGE = (ROOT / "docs/slurm.md").read_text()
 UNIT = (ROOT / "examples/slurm/stallwise-schedule.service").read_text()
@@ -31,3 +34,13 @@ def test_the_unit_starts_the_controller_and_names_folders_it_makes() -> None:
     assert start[start.index("--state") + 1] == "/var/lib/stallwise"
     assert "StateDirectory=stallwise" in UNIT
     assert "User=stallwise" in UNIT
+
+
+def test_systemd_takes_the_unit(tmp_path: Path) -> None:
+    if shutil.which("systemd-analyze") is None:
+        lacks("systemd-analyze")
+    unit = tmp_path / "stallwise-schedule.service"
+    unit.write_text(UNIT.replace("/opt/stallwise/bin/stallwise", "/bin/true"))
+    done = subprocess.run(["systemd-analyze", "verify", str(unit)], capture_output=True, text=True)
+    assert done.returncode == 0, done.stderr
+    assert "stallwise-schedule.service" not in done.stderr, "no line of it is unknown"

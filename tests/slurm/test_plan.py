@@ -4,6 +4,7 @@ import json
 import math
 import os
 import sqlite3
+import time
 from dataclasses import replace
 from pathlib import Path
 
@@ -20,6 +21,9 @@ from stallwise.slurm.journal import Journal
 from stallwise.slurm.layout import Layout, layout_of
 from stallwise.slurm.observe import steps_per_s
 from stallwise.slurm.plan import Partition, Plan, decide
+from stallwise.slurm.reading import Found, Reader, Wanted
+from stallwise.slurm.reconcile import Timing, put_off
+from stallwise.slurm.room import Need
 from stallwise.slurm.speeds import corrected, learned
 from stallwise.slurm.state import Row, State
 from tests.slurm.recorded import Recorded
@@ -42,14 +46,20 @@ def layout() -> Layout:
 
 
 def partition(
-    rows: list[Row], nodes: list[SlurmNode] | None = None, policy: str = "fifo-skip", now_s: float = 1000.0
+    rows: list[Row], nodes: list[SlurmNode] | None = None, policy: str = "fifo-skip", **asked: object
 ) -> Partition:
+    """`asked` are words of the waiting jobs."""
     nodes = nodes if nodes is not None else [node(name) for name in NODES]
     return Partition(
         layout=layout(),
         nodes={n.name: n for n in nodes},
         rows={r.key: r for r in rows},
-        jobs={r.key: replace(job("held" if r.phase == "waiting" else "running"), key=r.key) for r in rows},
+        jobs={
+            r.key: replace(job("held"), key=r.key, **asked)  # type: ignore[arg-type]
+            if r.phase == "waiting"
+            else replace(job("running"), key=r.key)
+            for r in rows
+        },
         policy=policy_for_slurm(policy),
         speeds={r.key: r.speeds for r in rows},
         now_s=1000.0,
@@ -116,6 +126,34 @@ def test_no_gpu_is_ever_promised_twice(data: st.DataObject) -> None:
     assert not back or name == "2d-las", "no lease has ended; only that one stops jobs at any time"
 
 
+@given(st.data())
+def test_nothing_is_promised_twice_to_jobs_with_words_of_their_own(data: st.DataObject) -> None:
+    """Shapes that do not fit the policy's choice are put elsewhere: there too every GPU and CPU is given once."""
+    used = {name: data.draw(st.integers(0, 4)) for name in NODES}
+    nodes = [node(name, used=count, idle_cpus=data.draw(st.integers(1, 8)), cpus=8) for name, count in used.items()]
+    shapes = st.sampled_from(
+        [
+            {"per_node": 2, "gang": 4, "least_nodes": 2},
+            {"per_node": 1, "gang": 3, "least_nodes": 3},
+            {"gang": 4, "least_nodes": 3, "most_nodes": 4},
+            {"gang": 2, "required": ("n3",)},
+            {"gang": 6},
+        ]
+    )
+    rows = [waiting(str(i), **shape) for i, shape in enumerate(data.draw(st.lists(shapes, max_size=8)))]  # type: ignore[arg-type]
+    need = data.draw(st.sampled_from([Need(), Need(cpus_per_gpu=2), Need(cpus_per_node=3)]))
+    plan = decide(partition(rows, nodes, data.draw(st.sampled_from(["fifo-skip", "patient:lease=1"])), need=need))
+    for host in nodes:
+        there = [start.placed[host.name] for start in plan.start if host.name in start.placed]
+        assert used[host.name] + sum(there) <= 4
+        assert sum(need.cpus_with(gpus) for gpus in there) <= (host.idle_cpus or 0)
+    for start in plan.start:
+        row = next(row for row in rows if row.key == start.key)
+        assert sum(start.placed.values()) == row.gang
+        assert set(row.required) <= set(start.placed)
+        assert row.least_nodes <= len(start.placed)
+
+
 def test_a_lease_ends_for_one_who_deserves_more_and_goes_on_otherwise() -> None:
     whole = dict.fromkeys(NODES, 4)
     nodes = [node(name, used=4) for name in NODES]
@@ -169,13 +207,125 @@ def test_past_waits_make_dally_more_patient() -> None:
         ({"per_node": 2, "least_nodes": 2}, [2, 2]),
         ({"least_nodes": 4, "most_nodes": 4}, [1, 1, 1, 1]),
         ({"required": ("n6",)}, [4]),
+        ({"required": ("n6", "n7"), "most_nodes": 4}, [3, 1]),
+        ({"required": ("n5",), "least_nodes": 3, "most_nodes": 4}, [2, 1, 1]),
+        ({"required": ("n6",), "per_node": 2, "least_nodes": 2}, [2, 2]),
+        ({"per_node": 1, "least_nodes": 1, "most_nodes": 8}, [1, 1, 1, 1]),
     ],
 )
 def test_shapes_that_a_job_insists_on(asked: dict[str, object], counts: list[int]) -> None:
     found = placed(decide(partition([waiting("1", 4, **asked)])))["1"]
     assert list(found.values()) == counts
     assert layout().level(found) <= 1, "in one rack"
-    assert set(found) <= set(asked.get("required", NODES))  # type: ignore[call-overload]
+    assert set(found) >= set(asked.get("required", ()))  # type: ignore[call-overload]
+
+
+def test_nodes_named_in_a_list_are_the_least_a_job_has_and_others_join_them() -> None:
+    """`--nodelist=n6 --gpus=8 --nodes=1-4`: n6 must be among them, and cannot hold the gang alone."""
+    found = placed(decide(partition([waiting("1", 8, required=("n6",), most_nodes=4)])))["1"]
+    assert found["n6"] == 4
+    assert sum(found.values()) == 8
+    assert layout().level(found) == 1
+    busy = [node(name, used=4 if name == "n6" else 0) for name in NODES]
+    plan = decide(partition([waiting("1", 8, required=("n6",), most_nodes=4)], busy))
+    assert plan.misfit == ("1",), "it waits for that node"
+    apart = placed(decide(partition([waiting("1", 8, required=("n0", "n7"), most_nodes=2)])))["1"]
+    assert apart == {"n0": 4, "n7": 4}, "its own words spread it over two racks"
+
+
+def test_gpus_of_a_task_are_on_one_node() -> None:
+    nodes = [node(name, used=1) for name in NODES]  # three free on each
+    found = placed(decide(partition([waiting("1", 6)], nodes, unit=2)))["1"]
+    assert set(found.values()) == {2}
+    assert len(found) == 3
+
+
+NEEDS_SIX = Need(cpus=6, cpus_per_node=6)
+
+
+def test_gpus_on_a_node_without_the_cpus_are_no_place_for_a_job_that_needs_them() -> None:
+    """Slurm would let it wait there for ever: pinned to GPUs that are free beside CPUs that are not."""
+    nodes = [node(name, used=1, idle_cpus=8 if name == "n5" else 4) for name in NODES]
+    assert set(placed(decide(partition([waiting("1", 2)], nodes, need=NEEDS_SIX)))["1"]) == {"n5"}
+    assert placed(decide(partition([waiting("1", 2)], nodes)))["1"], "others do not mind"
+    none = [node(name, used=1, idle_cpus=4) for name in NODES]
+    plan = decide(partition([waiting("1", 2)], none, need=NEEDS_SIX))
+    assert plan.misfit == ("1",)
+    assert not plan.start
+    assert "CPUs" in plan.why["1"].text
+    held = put_off(waiting("1", 2), 1000.0, Timing())
+    assert "CPUs" in decide(partition([held], none, need=NEEDS_SIX)).why["1"].text
+    per_gpu = placed(decide(partition([waiting("1", 4)], need=Need(cpus_per_gpu=4))))["1"]
+    assert list(per_gpu.values()) == [2, 2], "eight CPUs are enough for two GPUs"
+    in_all = placed(decide(partition([waiting("1", 2, most_nodes=4)], need=Need(cpus=12))))["1"]
+    assert len(in_all) == 2, "so many CPUs are on two nodes only"
+
+
+def test_cpus_are_not_promised_twice() -> None:
+    rows = [waiting(str(i), 1) for i in range(20)]
+    plan = decide(partition(rows, [node(name) for name in NODES], need=NEEDS_SIX))
+    assert len(plan.start) == 8, "one on each node, though GPUs are left"
+    assert len({name for start in plan.start for name in start.placed}) == 8
+    on_way = replace(running("9", {"n0": 1}), phase="starting")
+    here = partition([on_way, waiting("1", 1, required=("n0",))], need=NEEDS_SIX)
+    here = replace(here, jobs={**here.jobs, "9": replace(here.jobs["9"], need=NEEDS_SIX)})
+    assert decide(here).misfit == ("1",), "what is about to start there has them"
+
+
+def test_memory_counts_where_slurm_gives_it_out() -> None:
+    nodes = [node(name, used=1, memory_mb=1000.0, used_memory_mb=600.0) for name in NODES]
+    free = node("n7", memory_mb=1000.0)
+    here = partition([waiting("1", 2)], [*nodes[:-1], free], need=Need(memory_mb=500.0))
+    assert set(placed(decide(replace(here, counts_memory=True)))["1"]) == {"n7"}
+    silent = partition([waiting("1", 2), waiting("2", 2)], [*nodes[:-1], free])
+    plan = decide(replace(silent, counts_memory=True))
+    assert placed(plan) == {"1": {"n7": 2}}, "who says nothing gets all of a node"
+    assert plan.misfit == ("2",)
+    assert len(decide(silent).start) == 2
+
+
+def test_who_wants_nodes_alone_gets_empty_ones() -> None:
+    nodes = [node(name, cpus=8, idle_cpus=8 if name == "n3" else 7) for name in NODES]
+    plan = decide(partition([waiting("1", 1), waiting("2", 1)], nodes, need=Need(whole_nodes=True)))
+    assert placed(plan) == {"1": {"n3": 1}}
+    assert plan.misfit == ("2",)
+
+
+@pytest.mark.parametrize(
+    ("idle", "had", "taken_over"),
+    [
+        (7, Need(), True),
+        (6, Need(), False),  # somebody else's job stays there
+        (0, Need(whole_nodes=True, cpus=8), True),  # alone itself, with more CPUs than it says
+        (0, Need(cpus=64), True),
+    ],
+)
+def test_who_wants_nodes_alone_takes_over_when_a_lease_ends(idle: int, had: Need, taken_over: bool) -> None:
+    whole = dict.fromkeys(NODES, 4)
+    nodes = [node(name, used=4, cpus=8, idle_cpus=idle) for name in NODES]
+    old = running("1", whole, lease_s=999.0, ran_s=500.0)
+    here = partition([old, waiting("2", 32)], nodes, "las", need=Need(whole_nodes=True))
+    plan = decide(replace(here, jobs={**here.jobs, "1": replace(here.jobs["1"], need=had)}))
+    assert (plan.stop, placed(plan)) == ((("1",), {"2": whole}) if taken_over else ((), {}))
+
+
+def test_who_wants_nodes_alone_does_not_join_one_that_stays() -> None:
+    """Four GPUs of a node belong to two jobs, one of whose leases ends; CPUs are dealt out unevenly."""
+    nodes = [node("n0", used=4, cpus=8, idle_cpus=4), *(node(name, used=4, cpus=8, idle_cpus=0) for name in NODES[1:])]
+    ending, staying = running("1", {"n0": 2}, lease_s=999.0, ran_s=500.0), running("3", {"n0": 2})
+    here = partition([ending, staying, waiting("2", 2)], nodes, "las", need=Need(whole_nodes=True))
+    here = replace(here, jobs={**here.jobs, "1": replace(here.jobs["1"], need=Need(cpus=8))})
+    assert not placed(decide(here))
+
+
+def test_nobody_is_stopped_for_a_job_that_cannot_come() -> None:
+    whole = dict.fromkeys(NODES, 4)
+    nodes = [node(name, used=4, idle_cpus=2) for name in NODES]
+    old = running("1", whole, lease_s=999.0, ran_s=500.0)
+    plan = decide(partition([old, waiting("2", 32)], nodes, "las", need=Need(cpus_per_node=8)))
+    assert plan.misfit == ("2",)
+    assert not plan.stop
+    assert plan.renew == ("1",)
 
 
 def test_a_shape_that_does_not_fit_anywhere_lets_others_go_first() -> None:
@@ -248,6 +398,51 @@ def test_records_are_read_with_care(tmp_path: Path) -> None:
     assert steps_per_s(tmp_path / "real", 0.0) is None
     part.write_text('{"columns": ["a"], "rows": [[1]]}')
     assert steps_per_s(tmp_path / "real", 0.0) is None
+
+
+def wait_for(reader: Reader) -> list[tuple[str, float]]:
+    until = time.monotonic() + 60
+    found: list[Found] = []
+    while reader.busy:
+        assert time.monotonic() < until, "the reader is at it still"
+        time.sleep(0.01)
+        found = reader.collect()
+    return [(each.job, each.steps_per_s) for each in found]
+
+
+def test_records_are_read_beside_the_scheduling_and_never_for_long(tmp_path: Path) -> None:
+    record(tmp_path / "a", 50, 0.25)
+    wanted = [Wanted("1", str(tmp_path / "a"), 0.0), Wanted("2", str(tmp_path / "none"), 0.0)]
+    reader = Reader()
+    reader.ask(wanted)
+    assert reader.busy
+    assert wait_for(reader) == [("1", 4.0)]
+    # A file system that does not answer: the reader hangs after its first answer, in the middle of the second.
+    found = b'{"job":"1","since_s":0,"read_s":1,"steps_per_s":4}'
+    chatty = Reader(command=("sh", "-c", f"echo warning; echo '{{}}'; echo '{found.decode()}'; printf '\\377\\n'"))
+    chatty.ask(wanted)
+    assert wait_for(chatty) == [("1", 4.0)], "what is no answer is passed over"
+    stuck = Reader(longest_s=0.5, command=("sh", "-c", f"echo '{found.decode()}'; printf '{{\"job'; exec sleep 600"))
+    stuck.ask(wanted)
+    began = time.monotonic()
+    assert stuck.collect() == []
+    assert time.monotonic() - began < 0.4, "collecting never waits"
+    stuck.ask(wanted)  # not a second one beside it
+    assert wait_for(stuck) == [("1", 4.0)]
+    assert stuck.collect() == []
+    absent = Reader(command=("/no/such/program",))
+    absent.ask(wanted)
+    assert not absent.busy, "what cannot be started holds up nothing"
+
+
+def test_a_folder_without_end_is_not_looked_through(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    from stallwise.slurm import observe
+
+    record(tmp_path / "a", 50, 0.25)
+    monkeypatch.setattr(observe, "_ENTRIES", 0)
+    assert steps_per_s(tmp_path / "a", 0.0) is None
+    monkeypatch.undo()
+    assert steps_per_s(tmp_path / "a", 0.0) == pytest.approx(4.0)
 
 
 def test_a_job_tells_about_itself_in_its_comment() -> None:

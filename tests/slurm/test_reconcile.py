@@ -6,6 +6,7 @@ import pytest
 
 from stallwise.slurm import reconcile as module
 from stallwise.slurm.facts import SlurmJob
+from stallwise.slurm.mark import Mark, mark_in, text_of
 from stallwise.slurm.reconcile import Timing, View, reconcile
 from stallwise.slurm.state import Row
 
@@ -45,7 +46,7 @@ def table() -> list[tuple[str, str, str]]:
     cells = []
     for line in lines:
         name, *after = [cell.strip() for cell in line.strip("|").split("|")]
-        for state, text in zip(("held", "free", "running", "ending", "over"), after, strict=True):
+        for state, text in zip(STATES, after, strict=True):
             cells.append((name, state, text))
     return cells
 
@@ -57,6 +58,7 @@ def test_the_table_is_what_happens(before: str, state: str, text: str) -> None:
     if text == "not ours":
         assert not view.rows
         return
+    assert not text.endswith("(lost)") or view.events == (("7", "lost"),)
     words = text.replace(",", " ").replace("(", " ").split()
     phase = "waiting" if words[0] == "new" else words[0]
     assert view.rows["7"].phase == phase
@@ -122,6 +124,61 @@ def test_what_a_user_changes_on_a_waiting_job_counts() -> None:
     assert (after.gang, after.speeds, after.model) == (4, (1.0, 0.5), "m")
     for broken in ('stallwise:{"speeds":[2]}', "stallwise:{", 'stallwise:{"speeds":"x"}', "no such thing"):
         assert seen(row("waiting"), "held", comment=broken).rows["7"].speeds == ()
+
+
+def test_nodes_that_a_user_asks_for_anew_count_and_a_pin_is_not_the_users_word() -> None:
+    ours = ("n1", "n2")
+    mark = Mark.of(1, 8, (), ours)
+    pinned: dict[str, object] = {"mark": mark, "required": ours, "least_nodes": 2, "most_nodes": 2}
+
+    def nodes_of(**more: object) -> tuple[int, int, tuple[str, ...]]:
+        after = seen(row("waiting"), "held", **more).rows["7"]
+        return after.least_nodes, after.most_nodes, after.required
+
+    assert nodes_of(**pinned) == (1, 8, ())
+    assert nodes_of(required=("n3",)) == (1, 8, ("n3",)), "never pinned: all is the user's"
+    assert nodes_of(**pinned | {"required": ("n3", "n4")}) == (1, 8, ("n3", "n4"))
+    assert nodes_of(**pinned | {"least_nodes": 4, "most_nodes": 6}) == (4, 6, ())
+    ran: dict[str, object] = pinned | {"restarts": 1, "least_nodes": 3, "most_nodes": 0}
+    assert nodes_of(**ran) == (1, 8, ()), "three it had when it last ran"
+    assert nodes_of(**ran | {"mark": None, "required": ()}) == (1, 8, ())
+    assert nodes_of(**pinned | {"mark": None, "markable": False}) == (1, 8, ()), "an administrator's comment is there"
+
+
+def test_a_pin_without_a_mark_is_not_taken_for_the_users_word() -> None:
+    """Where the account may not write marks: killed between pin and release, the job is seen held and pinned."""
+    pinned: dict[str, object] = {"required": ("n1", "n2"), "least_nodes": 2, "most_nodes": 2}
+    after = seen(row("starting"), "held", **pinned).rows["7"]
+    again = reconcile({"7": after}, [job("held", **pinned)], "gpu", NOW, TIMING).rows["7"]
+    for found in (after, again):
+        assert (found.phase, found.least_nodes, found.most_nodes, found.required) == ("waiting", 1, 8, ())
+
+
+def test_a_job_without_a_row_is_taken_up_as_it_was_before_its_pin() -> None:
+    """The state is lost; the mark in Slurm is not."""
+    mark = Mark.of(1, 8, ("n1",), ("n1", "n2"))
+    pinned: dict[str, object] = {"mark": mark, "required": ("n2", "n1"), "least_nodes": 2, "most_nodes": 2}
+    after = seen(None, "held", **pinned).rows["7"]
+    assert (after.least_nodes, after.most_nodes, after.required, after.gang) == (1, 8, ("n1",), 8)
+    rigid = {"per_node": 4, "in_all": False, "gang": 12, "least_nodes": 3, "most_nodes": 3, "required": ("n1",) * 3}
+    whole = seen(None, "held", **rigid, mark=Mark.of(2, 2, (), ("n1",) * 3)).rows["7"]
+    assert (whole.gang, whole.least_nodes) == (8, 2)
+
+
+def test_marks_survive_slurm_and_nothing_else_is_one() -> None:
+    mark = Mark.of(1, 0, ("n1",), ("n1", "n2"))
+    assert mark_in(text_of(mark)) == mark
+    assert mark.pinned_to(("n2", "n1"))
+    assert not mark.pinned_to(("n1",))
+    long = text_of(Mark.of(1, 0, tuple(f"node{i}" for i in range(300)), ("n1",)))
+    assert len(long) <= 1024
+    for text in (long, "", "ours", "stallwise:[]", 'stallwise:{"least":"x"}'):
+        assert mark_in(text) is None
+
+
+def test_a_job_that_started_and_came_back_between_two_looks_counts_as_started() -> None:
+    after = seen(row("starting"), "free", restarts=1).rows["7"]
+    assert (after.phase, after.starts, after.stops) == ("holding", 1, 1)
 
 
 def test_a_number_that_is_given_again_is_another_job() -> None:

@@ -4,14 +4,50 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
 import typer
+from typer.core import TyperCommand
 
 from stallwise.errors import InputError
 
 if TYPE_CHECKING:
+    from typer._click.core import Context
+
     from stallwise.slurm.ask import Ask
 
-# Options after the script are the script's own.
 CONTEXT = {"allow_extra_args": True, "ignore_unknown_options": True, "allow_interspersed_args": False}
+
+
+class Submit(TyperCommand):
+    """Takes its own options out of the words before the script; every other word goes to sbatch untouched.
+
+    Left to itself the parser would look into a cluster of short options for letters it knows, and take `-Jpretrain`
+    for a job J in the partition `retrain`.
+    """
+
+    def parse_args(self, ctx: "Context", args: list[str]) -> list[str]:
+        """Ours first, then a mark, then everything else as it stands."""
+        takes = {
+            name: 0 if getattr(option, "is_flag", False) else option.nargs
+            for option in self.get_params(ctx)
+            for name in option.opts
+            if name.startswith("-")
+        }
+        ours: list[str] = []
+        theirs: list[str] = []
+        left = list(args)
+        while left and left[0].startswith("-") and left[0] != "--":
+            name, equals, _ = left[0].partition("=")
+            short = left[0][:2] if not name.startswith("--") else ""
+            if name in takes:
+                count = 1 if equals else 1 + takes[name]
+            elif takes.get(short):
+                count = 1  # its value is glued to it: -pgpu
+            else:
+                theirs.append(left.pop(0))
+                continue
+            ours += left[:count]
+            del left[:count]
+        rest = left[1:] if left[:1] == ["--"] else left
+        return super().parse_args(ctx, [*ours, "--", *theirs, *rest])
 
 
 def submit(

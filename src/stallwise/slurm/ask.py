@@ -11,7 +11,8 @@ import msgspec
 from stallwise.errors import InputError
 
 PREFIX = "stallwise:"
-_LONGEST = 4096
+_LONGEST = 1024
+"""Characters that Slurm takes in a comment."""
 
 Speed = Annotated[float, msgspec.Meta(gt=0, le=1)]
 
@@ -35,9 +36,7 @@ def comment_of(ask: Ask) -> str:
     """As it goes to `sbatch --comment`."""
     text = PREFIX + msgspec.json.encode(ask).decode()
     if len(text) > _LONGEST:
-        raise InputError(
-            f"What the job says about itself is {len(text)} characters long; Slurm's comment is too short."
-        )
+        raise InputError(f"What the job says about itself is {len(text)} characters long; Slurm takes {_LONGEST}.")
     return text
 
 

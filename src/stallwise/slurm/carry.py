@@ -14,8 +14,9 @@ from stallwise.cluster.resume import Wait
 from stallwise.slurm.commands import Slurm
 from stallwise.slurm.facts import SlurmError, SlurmJob
 from stallwise.slurm.layout import Layout
-from stallwise.slurm.plan import Plan, Start
-from stallwise.slurm.reconcile import Timing, held_back
+from stallwise.slurm.mark import Mark, text_of
+from stallwise.slurm.plan import MISFIT, Plan, Start
+from stallwise.slurm.reconcile import Timing, held_back, put_off
 from stallwise.slurm.state import Row, State
 
 _FOR_EVER_S = 10 * 365 * 86400.0
@@ -49,7 +50,7 @@ class Hands:
         }
         self.state.save(starting.values())
         for start in plan.start:
-            self._start(starting[start.key], start, layout, now_s)
+            self._start(starting[start.key], start, layout, now_s, jobs[start.key])
 
     def hold_all(self, keys: tuple[str, ...]) -> None:
         """Hold jobs that must not start where they are pinned; who cannot be held is tried again at the next look."""
@@ -90,13 +91,16 @@ class Hands:
                 self.tell("release", key, why="Slurm alone places it")
 
     def _misfits(self, plan: Plan, rows: Mapping[str, Row], now_s: float) -> None:
-        self.state.save([held_back(rows[key], now_s, self.timing, "waiting") for key in plan.misfit])
+        self.state.save([put_off(rows[key], now_s, self.timing) for key in plan.misfit])
         for key in plan.misfit:
-            self.tell("misfit", key, why="no set of nodes there fits what it asks for")
+            self.tell("misfit", key, why=MISFIT)
 
-    def _start(self, row: Row, start: Start, layout: Layout, now_s: float) -> None:
+    def _start(self, row: Row, start: Start, layout: Layout, now_s: float, job: SlurmJob) -> None:
         again = row.restarts > 0 or row.stops > 0
-        if not self._try("pin", row.key, partial(self.slurm.pin, nodes=list(start.placed), now=again)):
+        mark = Mark.of(row.least_nodes, row.most_nodes, row.required, start.placed)
+        text, marked = text_of(mark) if job.markable else None, job.mark is not None
+        pin = partial(self.slurm.pin, nodes=list(start.placed), now=again, mark=text, marked=marked)
+        if not self._try("pin", row.key, pin):
             self.state.save([held_back(row, now_s, self.timing, "waiting")])
             return
         if not self._try("release", row.key, self.slurm.release):

@@ -11,7 +11,7 @@ from dataclasses import dataclass, field
 
 from stallwise.errors import MissingFeatureError
 from stallwise.slurm.facts import SlurmError, SlurmJob, SlurmNode
-from stallwise.slurm.wire import decode_jobs, decode_nodes
+from stallwise.slurm.wire import decode_jobs, decode_nodes, lists_nodes
 
 _KEY = re.compile(r"[0-9]+(_[0-9]+)?")
 _NODE = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]*")
@@ -26,14 +26,23 @@ class Slurm:
     calls: int = 0
     failures: int = 0
     settings: dict[str, str] = field(default_factory=dict)
+    marks: bool = True
+    """This account may write the administrator's comment of a job."""
+    _by_scontrol: bool = False
+    """`sinfo` of this release lists no nodes."""
 
     def jobs(self) -> list[SlurmJob]:
         """Every job slurmctld remembers, ended ones included."""
         return decode_jobs(self._run("squeue", "--json"))
 
     def nodes(self) -> list[SlurmNode]:
-        """Every node."""
-        return decode_nodes(self._run("sinfo", "--json"))
+        """Every node. After 22.05 `sinfo --json` gives groups instead, and `scontrol` has learned JSON."""
+        if not self._by_scontrol:
+            found = self._run("sinfo", "--json")
+            if lists_nodes(found):
+                return decode_nodes(found)
+            self._by_scontrol = True
+        return decode_nodes(self._run("scontrol", "show", "nodes", "--json"), "scontrol show nodes --json")
 
     def topology(self) -> str:
         """Switches as `scontrol show topology` lists them; empty where Slurm knows none."""
@@ -55,16 +64,31 @@ class Slurm:
         found = _SECONDS.match(self.setting(name))
         return float(found[1]) if found else absent
 
-    def pin(self, key: str, nodes: Sequence[str], *, now: bool) -> None:
-        """A held job will run on exactly these nodes; `now` lifts the two minutes a requeued job is put off by."""
+    def pin(self, key: str, nodes: Sequence[str], *, now: bool, mark: str | None = None, marked: bool = False) -> None:
+        """A held job will run on exactly these nodes; `now` lifts the two minutes a requeued job is put off by.
+
+        `mark` is kept with it: what it asked for itself. Where this account may not write that, it goes without, unless
+        it is `marked` already: an old mark beside a new pin would tell lies.
+        """
         _check_nodes(nodes)
         fields = [f"ReqNodeList={','.join(nodes)}", f"NumNodes={len(nodes)}-{len(nodes)}"]
-        self._update(key, *fields, *(["StartTime=now"] if now else []))
+        fields += ["StartTime=now"] if now else []
+        if mark is None or not (self.marks or marked):
+            self._update(key, *fields)
+            return
+        try:
+            self._update(key, *fields, f"AdminComment={mark}")
+        except SlurmError as error:
+            if marked or "permission denied" not in str(error):
+                raise
+            self._update(key, *fields)
+            self.marks = False  # not before: a refusal that passes would have refused this too
 
-    def unpin(self, key: str, least: int, most: int, nodes: Sequence[str] = ()) -> None:
-        """Back to what it asked for: so many nodes, and those among them it named."""
+    def unpin(self, key: str, least: int, most: int, nodes: Sequence[str] = (), *, marked: bool = False) -> None:
+        """Back to what it asked for: so many nodes, and those among them it named. `marked`: the mark goes too."""
         _check_nodes(nodes)
-        self._update(key, f"ReqNodeList={','.join(nodes)}", f"NumNodes={least}-{most}" if most else f"NumNodes={least}")
+        fields = [f"ReqNodeList={','.join(nodes)}", f"NumNodes={least}-{most}" if most else f"NumNodes={least}"]
+        self._update(key, *fields, *(["AdminComment="] if marked else []))
 
     def start_now(self, key: str) -> None:
         """Lift the two minutes a requeued job is put off by."""

@@ -23,12 +23,12 @@ from stallwise.slurm.facts import SlurmError, SlurmJob, SlurmNode
 from stallwise.slurm.journal import Journal
 from stallwise.slurm.layout import Layout, layout_of
 from stallwise.slurm.metrics import Figures
-from stallwise.slurm.observe import steps_per_s
-from stallwise.slurm.plan import Partition, Plan, decide
+from stallwise.slurm.plan import MISFIT, Partition, Plan, decide
+from stallwise.slurm.reading import Reader, Wanted
 from stallwise.slurm.reconcile import Timing, View, reconcile
 from stallwise.slurm.snapshot import write_snapshot
 from stallwise.slurm.speeds import corrected, learned, rate_at
-from stallwise.slurm.state import Row, State
+from stallwise.slurm.state import Row, Seen, State
 
 _OBSERVE_EVERY_S = 30.0
 _LAYOUT_EVERY_S = 60.0
@@ -80,6 +80,7 @@ class Controller:
     _forgot_s: float = 0.0
     _read_s: dict[str, float] = field(default_factory=dict)
     """When a job's record was last read with profit; only what was written since counts again."""
+    _reader: Reader = field(default_factory=Reader)
 
     def __post_init__(self) -> None:
         self.policy = policy_for_slurm(self.settings.policy)
@@ -104,6 +105,7 @@ class Controller:
                 self.journal.write("blind", why=str(error))
                 pause = min(_LONGEST_PAUSE_S, pause * 2 ** min(failed, 6))
             if stop(pause):
+                self._reader.close()
                 return
 
     def once(self) -> Plan:
@@ -124,6 +126,7 @@ class Controller:
             speeds=self._speeds(view.rows, jobs, layout),
             waits=self.state.waits(),
             now_s=now_s,
+            counts_memory="memory" in self.slurm.setting("SelectTypeParameters").lower(),
         )
         thinking = time.perf_counter()
         plan = decide(partition)
@@ -179,23 +182,32 @@ class Controller:
         return found
 
     def _observe(self, rows: Mapping[str, Row], asks: Mapping[str, Ask | None], layout: Layout) -> None:
+        """Take what was read from records since the last look, and ask for more when it is time."""
+        collected = self._reader.collect()
+        seen = {(entry.model, entry.gang, entry.level): entry for entry in self.state.seen()} if collected else {}
+        for found in collected:
+            row = rows.get(found.job)
+            # A job that was stopped and started again meanwhile may lie elsewhere now.
+            if row is not None and row.phase == "running" and found.since_s >= row.granted_s:
+                self._read_s[row.key] = found.read_s
+                self._learn(row, found.steps_per_s, layout, seen)
         now_s = self.clock()
-        if now_s - self._observed_s < self.settings.observe_s:
+        if now_s - self._observed_s < self.settings.observe_s or self._reader.busy or self.settings.dry_run:
             return
         self._observed_s = now_s
-        old = {(entry.model, entry.gang, entry.level): entry for entry in self.state.seen()}
+        wanted = []
         for key, row in rows.items():
             ask = asks.get(key)
-            if row.phase != "running" or ask is None or ask.record is None:
-                continue
-            steps = steps_per_s(Path(ask.record), max(row.granted_s, self._read_s.get(key, 0.0)))
-            if steps is None:
-                continue
-            self._read_s[key] = now_s
-            level = layout.level(row.placed)
-            entry = learned(old.get((_kind(row), row.gang, level)), _kind(row), row.gang, level, steps)
-            self.state.see([entry])
-            self.journal.write("learn", job=key, level=layout.level_name(level), steps_per_s=round(steps, 4))
+            if row.phase == "running" and ask is not None and ask.record is not None:
+                wanted.append(Wanted(key, ask.record, max(row.granted_s, self._read_s.get(key, 0.0))))
+        self._reader.ask(wanted)
+
+    def _learn(self, row: Row, steps_per_s: float, layout: Layout, seen: dict[tuple[str, int, int], Seen]) -> None:
+        """One record's speed into what was `seen` of its kind."""
+        key = _kind(row), row.gang, layout.level(row.placed)
+        entry = seen[key] = learned(seen.get(key), *key, steps_per_s)
+        self.state.see([entry])
+        self.journal.write("learn", job=row.key, level=layout.level_name(key[2]), steps_per_s=round(steps_per_s, 4))
 
     def _act(self, plan: Plan, here: Partition) -> None:
         if self.settings.dry_run:
@@ -251,7 +263,7 @@ def told(plan: Plan, here: Partition) -> Iterator[tuple[str, str, dict[str, obje
     for key in plan.renew:
         yield "renew", key, {"nodes": here.rows[key].placed}
     for key in plan.misfit:
-        yield "misfit", key, {"why": "no set of nodes there fits what it asks for"}
+        yield "misfit", key, {"why": MISFIT}
 
 
 def check_partition(slurm: Slurm, partition: str) -> Layout:

@@ -1,10 +1,13 @@
 """What Slurm says, as this package takes it: jobs, nodes, and the sizes in their generic-resource strings."""
 
+import math
 import re
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 
 from stallwise.errors import StallwiseError
+from stallwise.slurm.mark import Mark
+from stallwise.slurm.room import Need, Spare
 
 RUNNING = frozenset({"RUNNING", "SUSPENDED", "STOPPED", "CONFIGURING", "SIGNALING", "STAGE_OUT", "RESIZING"})
 OVER = frozenset(
@@ -92,6 +95,17 @@ class SlurmJob:
     """It may be put back into the queue."""
     held_gpus: Mapping[str, int] = field(default_factory=dict)
     """GPUs it holds, by node."""
+    in_all: bool = True
+    """GPUs were asked for in all (`--gpus`); else `gang` follows from the number of nodes."""
+    unit: int = 1
+    """GPUs of a node come in multiples of this (`--gpus-per-task`)."""
+    need: Need = field(default_factory=Need)
+    mark: Mark | None = None
+    """What it asked for before it was pinned, as the pin left it in Slurm."""
+    markable: bool = True
+    """No administrator has written a comment where marks go."""
+    mark_is_long: bool = False
+    """It was pinned, and what it asked for did not fit into a comment: only the state has it."""
 
     @property
     def pending(self) -> bool:
@@ -120,11 +134,33 @@ class SlurmNode:
     partitions: tuple[str, ...]
     idle_cpus: int | None = None
     features: frozenset[str] = frozenset()
+    cpus: int | None = None
+    memory_mb: float = 0.0
+    used_memory_mb: float = 0.0
 
     @property
     def usable(self) -> bool:
         """Whether a job may be started there."""
         return not (self.states & UNUSABLE) and self.idle_cpus != 0
+
+    def spare(self, *, counts_memory: bool) -> Spare:
+        """CPUs and memory that are free; memory only where Slurm gives it out (`CR_…_Memory`)."""
+        cpus = self.cpus if self.cpus is not None else self.idle_cpus
+        idle = math.inf if self.idle_cpus is None else self.idle_cpus
+        memory = max(0.0, self.memory_mb - self.used_memory_mb) if counts_memory else math.inf
+        return Spare(
+            cpus=idle,
+            memory_mb=memory,
+            whole_mb=self.memory_mb,
+            whole_cpus=math.inf if cpus is None else cpus,
+            empty=idle == cpus or cpus is None,
+        )
+
+    def whole(self, *, counts_memory: bool) -> Spare:
+        """The same when nothing runs there."""
+        cpus = math.inf if self.cpus is None else self.cpus
+        memory = self.memory_mb if counts_memory else math.inf
+        return Spare(cpus=cpus, memory_mb=memory, whole_mb=self.memory_mb, whole_cpus=cpus, empty=True)
 
 
 def gpus_in(text: str) -> int:

@@ -86,11 +86,11 @@ def _paths(topology: str, nodes: list[str]) -> tuple[tuple[str, ...], list[tuple
 
 
 def _leaves(topology: str) -> Iterable[str]:
-    """Lines as topology.conf has them: `show topology` repeats the nodes of a leaf at every switch above it."""
+    """Lines as topology.conf has them: `show topology` repeats the nodes of a leaf at every switch above it. A block of
+    topology/block counts as a leaf."""
     for line in topology.splitlines():
         fields = dict(word.split("=", 1) for word in line.split() if "=" in word)
-        if "SwitchName" not in fields:
-            continue
+        name = fields.get("SwitchName") or fields.get("BlockName")
         below = "Switches" if fields.get("Switches") else "Nodes"
-        if expand(fields.get(below, "")):
-            yield f"SwitchName={fields['SwitchName']} {below}={fields[below]}"
+        if name is not None and expand(fields.get(below, "")):
+            yield f"SwitchName={name} {below}={fields[below]}"

@@ -52,7 +52,7 @@ class Figures:
 
     def seen(self, what: str) -> None:
         """A job that changed by itself."""
-        self.ended += what == "done"
+        self.ended += what in ("done", "lost")
 
     def looked(self, here: "Partition", plan: "Plan", slurm: "Slurm", now_s: float) -> None:
         """The partition as of now."""

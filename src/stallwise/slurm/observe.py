@@ -1,12 +1,14 @@
 """Steps per second of a running job, from the run record it writes (docs/run-record.md).
 
 The path is the user's word and the files are the user's: links are not followed, large files not read, and what does
-not decode is not there. Only what was written since the job got its nodes counts.
+not decode is not there. Only what was written since the job got its nodes counts. Folders are looked at up to a number
+of entries.
 """
 
 import os
 import stat
 from collections.abc import Iterator
+from itertools import islice
 from pathlib import Path
 
 import msgspec
@@ -18,6 +20,8 @@ _FILES = 4
 _LEAST_STEPS = 10
 _AS_IS = "as is"
 _FOLDERS = 200
+_ENTRIES = 20_000
+"""Names looked at in one folder."""
 
 
 def steps_per_s(record: Path, since_s: float) -> float | None:
@@ -35,7 +39,8 @@ def _runs(record: Path, since_s: float) -> Iterator[Path]:
     if not record.is_absolute():
         return
     try:
-        inside = [entry for _, entry in zip(range(_FOLDERS), os.scandir(record), strict=False)]
+        with os.scandir(record) as entries:
+            inside = list(islice(entries, _FOLDERS))
         found = [record, *(Path(entry.path) for entry in inside if entry.is_dir(follow_symlinks=False))]
         dated = [(folder, _changed(rank_folder(folder, 0))) for folder in found if (folder / PARTS_NAME).is_dir()]
     except OSError:
@@ -54,10 +59,13 @@ def _changed(path: Path) -> float:
 
 def _parts(folder: Path, since_s: float) -> list[Path]:
     try:
-        found = sorted(path for path in folder.glob("steps-*.json") if path.lstat().st_mtime >= since_s)
+        with os.scandir(folder) as entries:
+            names = [entry.name for entry in islice(entries, _ENTRIES)]
     except OSError:
         return []
-    return found[-_FILES:]
+    # Files are numbered in the order they were written, so the last few are enough to look at.
+    last = sorted(name for name in names if name.startswith("steps-") and name.endswith(".json"))[-_FILES:]
+    return [folder / name for name in last if _changed(folder / name) >= since_s]
 
 
 def _durations(path: Path) -> list[float]:

@@ -17,7 +17,8 @@ from stallwise.cluster.resume import Standing, Wait, patience_s, resumed
 from stallwise.cluster.scheduler import Scheduler
 from stallwise.slurm.facts import SlurmJob, SlurmNode
 from stallwise.slurm.layout import Layout
-from stallwise.slurm.shape import fitted
+from stallwise.slurm.room import Spare, after_start, after_stop
+from stallwise.slurm.shape import Bounds, fitted
 from stallwise.slurm.speeds import Speeds, rate_at
 from stallwise.slurm.state import Row
 from stallwise.slurm.why import Why, reasons
@@ -25,6 +26,7 @@ from stallwise.slurm.why import Why, reasons
 _UNKNOWN_WORK_S = 86400.0
 _REQUEUED_S = 180.0
 _SEATED = ("running", "warned", "stopping", "starting")
+MISFIT = "no free nodes fit what it asks for: their number or names, its CPUs or memory"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -73,6 +75,8 @@ class Partition:
     """Corrected, by job."""
     waits: Sequence[Wait] = ()
     now_s: float = 0.0
+    counts_memory: bool = False
+    """Slurm gives memory out, as it does CPUs (`SelectTypeParameters=CR_Core_Memory`)."""
 
 
 def decide(here: Partition) -> Plan:
@@ -96,6 +100,7 @@ def decide(here: Partition) -> Plan:
     plan = _plan(here, scheduler, seats)
     plain = tuple(row.key for row in waiting if row.gang == 0 or _slurms_own(row, here))
     why = barred | reasons(scheduler, here.layout, [row.key for row in ours], here.waits, here.now_s)
+    why |= {key: Why(MISFIT) for key in plan.misfit}
     free = int(scheduler.space.free[len(here.layout.cluster.levels), 0])
     return replace(plan, free=plain, why=why, free_gpus=free, lost_gpus=len(down))
 
@@ -123,14 +128,14 @@ def _bar(row: Row, job: SlurmJob, here: Partition) -> Why | None:
     if job.depends:
         return Why("depends on other jobs")
     # Slurm itself puts a requeued job off by two minutes; what is later somebody wants.
-    put_off = _REQUEUED_S if row.starts or row.stops else 0.0
+    put_off = _REQUEUED_S if row.starts or row.stops or job.restarts else 0.0
     if job.eligible_s > here.now_s + put_off:
         return Why("its begin time has not come", job.eligible_s)
     if row.gang > here.layout.cluster.gpus:
         return Why(f"asks for {row.gang} GPUs; the partition has {here.layout.cluster.gpus}")
-    if row.not_before_s > here.now_s:
+    if row.not_before_s > here.now_s and row.tries:
         return Why(f"could not be started {row.tries}×; tried again later", row.not_before_s)
-    return None
+    return Why(MISFIT) if row.not_before_s > here.now_s else None
 
 
 def _slurms_own(row: Row, here: Partition) -> bool:
@@ -223,17 +228,12 @@ def _plan(here: Partition, scheduler: Scheduler, seats: Mapping[str, tuple[int, 
     renewed += [key for key, row in before.items() if key not in stopped and row.lease_s <= here.now_s]
     renewed += [key for key in stopped if key not in renewed and key in here.jobs and not here.jobs[key].requeues]
     stops = [key for key in stopped if key not in renewed]
-    starts, misfits = [], []
-    for key, chosen in placed.items():
-        if key in before:
-            continue  # stopped and placed anew elsewhere: it starts there once it is back in the queue
-        room = partial(_room, here, scheduler, chosen)
-        widen = partial(_may_widen, here, scheduler, key)
-        shape = fitted(here.rows[key], here.jobs[key], chosen, room, here.layout, here.nodes, widen)
-        if shape is None:
-            misfits.append(key)
-        else:
-            starts.append(_start(here, scheduler, key, shape))
+    moved = {key for key in placed if key in before}  # they start elsewhere once they are back in the queue
+    starts, misfits = _fit(here, scheduler, {key: places for key, places in placed.items() if key not in moved}, stops)
+    if misfits:  # nobody is stopped for a job that does not come
+        wanted = {node for start in starts for node in start.placed}
+        spared = [key for key in stops if key not in moved and not wanted & set(here.rows[key].placed)]
+        stops, renewed = [key for key in stops if key not in spared], renewed + spared
     return Plan(
         stop=tuple(stops),
         start=tuple(starts),
@@ -241,6 +241,44 @@ def _plan(here: Partition, scheduler: Scheduler, seats: Mapping[str, tuple[int, 
         misfit=tuple(misfits),
         next_s=scheduler.next_s(),
     )
+
+
+def _fit(
+    here: Partition, scheduler: Scheduler, placed: Mapping[str, Mapping[str, int]], stops: Sequence[str]
+) -> tuple[list[Start], list[str]]:
+    """Starts on nodes that the jobs' own words allow and that have the CPUs and memory, and jobs without such."""
+    spares = _spares(here, stops)
+    bounds = Bounds(
+        layout=here.layout, nodes=here.nodes, spares=spares,
+        wholes={name: node.whole(counts_memory=here.counts_memory) for name, node in here.nodes.items()},
+    )  # fmt: skip
+    starts, misfits = [], []
+    shifted: dict[str, int] = dict.fromkeys(here.layout.numbers, 0)
+    for key, chosen in placed.items():
+        room = partial(_room, here, scheduler, chosen, shifted)
+        widen = partial(_may_widen, here, scheduler, key)
+        shape = fitted(here.rows[key], here.jobs[key], chosen, room, bounds, widen)
+        if shape is None:
+            misfits.append(key)
+        else:
+            starts.append(_start(here, scheduler, key, shape))
+            spares.update(after_start(here.jobs[key].need, shape, spares))
+            for node in {*shape, *chosen}:
+                shifted[node] += shape.get(node, 0) - chosen.get(node, 0)
+    return starts, misfits
+
+
+def _spares(here: Partition, stops: Sequence[str]) -> dict[str, Spare]:
+    """CPUs and memory by node as they will be: jobs on their way have theirs, stopped ones give theirs back."""
+    spares = {name: node.spare(counts_memory=here.counts_memory) for name, node in here.nodes.items()}
+    for row in here.rows.values():
+        if row.phase == "starting" and row.key in here.jobs:
+            spares.update(after_start(here.jobs[row.key].need, row.placed, spares))
+    staying = [row for row in here.rows.values() if row.phase in _SEATED and row.key not in stops]
+    others = {node for row in staying for node in row.placed}
+    for key in stops:
+        spares.update(after_stop(here.jobs[key].need, here.rows[key].placed, spares, others))
+    return spares
 
 
 def _goes_on(
@@ -259,13 +297,15 @@ def _goes_on(
     return untouched and gain <= 1.0
 
 
-def _room(here: Partition, scheduler: Scheduler, chosen: Mapping[str, int]) -> dict[str, int]:
-    """Free GPUs by node as they will be, what was chosen included."""
+def _room(
+    here: Partition, scheduler: Scheduler, chosen: Mapping[str, int], shifted: Mapping[str, int]
+) -> dict[str, int]:
+    """Free GPUs by node as they will be, what was chosen included, less what jobs before it took elsewhere."""
     free = {
         node: sum(1 for gpu in numbers if scheduler.space.owner[gpu] == -1)
         for node, numbers in here.layout.numbers.items()
     }
-    return {node: count + chosen.get(node, 0) for node, count in free.items()}
+    return {node: count + chosen.get(node, 0) - shifted[node] for node, count in free.items()}
 
 
 def _may_widen(here: Partition, scheduler: Scheduler, key: str, level: int) -> bool:

@@ -4,18 +4,20 @@ A row changes only here and in `carry.py`, which writes down what is about to be
 looked (a kill between writing and doing, a job cancelled, edited, released or requeued by hand, a node that died) is
 one cell of this table:
 
-| row       | Slurm: held    | waiting, free        | running              | ending   | over or gone |
-| none      | new, waiting   | not ours             | not ours             | not ours | not ours     |
-| waiting   | waiting        | left (by hand)       | left                 | left     | done         |
-| starting  | waiting again  | starting, or holding | running              | ending   | done (ran)   |
-| holding   | waiting        | holding              | running              | ending   | done (ran)   |
-| running   | waiting (stop) | holding (node died)  | running              | ending   | done         |
-| warned    | waiting (stop) | holding              | warned               | ending   | done         |
-| returning | waiting (stop) | holding              | running              | ending   | returning    |
-| stopping  | waiting (stop) | holding              | stopping, or running | ending   | done         |
-| ending    | waiting (stop) | holding              | running              | ending   | done         |
-| done      | waiting        | left                 | left                 | done     | done         |
-| left      | waiting        | left                 | left                 | left     | done         |
+| row       | Slurm: held    | waiting, free        | running              | ending   | over       | gone        |
+| none      | new, waiting   | not ours             | not ours             | not ours | not ours   | not ours    |
+| waiting   | waiting        | left (by hand)       | left                 | left     | done       | done        |
+| starting  | waiting again  | starting, or holding | running              | ending   | done (ran) | done        |
+| holding   | waiting        | holding              | running              | ending   | done (ran) | done        |
+| running   | waiting (stop) | holding (node died)  | running              | ending   | done       | done        |
+| warned    | waiting (stop) | holding              | warned               | ending   | done       | done        |
+| returning | waiting (stop) | holding              | running              | ending   | returning  | done (lost) |
+| stopping  | waiting (stop) | holding              | stopping, or running | ending   | done       | done        |
+| ending    | waiting (stop) | holding              | running              | ending   | done       | done        |
+| done      | waiting        | left                 | left                 | done     | done       | done        |
+| left      | waiting        | left                 | left                 | left     | done       | done        |
+
+Lost: it left after a TERM with work undone, and Slurm forgot it (`MinJobAge`) before it was put back; the log says so.
 """
 
 from collections.abc import Callable, Iterable, Mapping
@@ -40,6 +42,8 @@ class Timing:
     retry_s: float = 10.0
     """A job that was held back is not tried again before this, and doubling."""
     most_retry_s: float = 120.0
+    misfit_s: float = 3.0
+    """A job that no free nodes fit lets others go first for so long."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -84,7 +88,7 @@ def reconcile(
         if key not in view:
             view[key] = row if row.phase == "done" else _credited(row, _over(row, now_s), rate)
             if view[key] is not row:
-                events.append((key, "done"))
+                events.append((key, "lost" if row.phase == "returning" else "done"))
     changed = tuple(row for key, row in view.items() if rows.get(key) != row)
     return View(rows=view, changed=changed, hold=tuple(hold), events=tuple(events))
 
@@ -109,19 +113,39 @@ def _taken_up(job: SlurmJob) -> Row | None:
     if not job.held or job.reason == "JobHeldAdmin":
         return None
     ask = ask_in(job.comment) or Ask()
+    least, most, required = asked(job)
     return Row(
         key=job.key,
         submit_s=job.submit_s,
         since_s=job.submit_s,
-        gang=job.gang,
+        gang=_gang(job, least),
         per_node=job.per_node,
-        least_nodes=job.least_nodes,
-        most_nodes=job.most_nodes,
-        required=job.required,
+        least_nodes=least,
+        most_nodes=most,
+        required=required,
         asked_s=max(job.submit_s, 0.0),
         model=ask.model,
         speeds=ask.speeds,
     )
+
+
+def asked(job: SlurmJob) -> tuple[int, int, tuple[str, ...]]:
+    """Least nodes, most nodes and nodes by name as the user wants them: what our pin wrote over is in its mark.
+
+    What differs from the pin somebody has changed since, and counts. Of a job that has run Slurm tells the number of
+    nodes it had instead of the number it may have: then the mark's counts.
+    """
+    mark = job.mark
+    if mark is None:
+        return job.least_nodes, job.most_nodes, job.required
+    ours = job.restarts > 0 or (job.least_nodes, job.most_nodes) == (mark.nodes, mark.nodes)
+    least, most = (mark.least, mark.most) if ours else (job.least_nodes, job.most_nodes)
+    return least, most, mark.required if mark.pinned_to(job.required) else job.required
+
+
+def _gang(job: SlurmJob, least: int) -> int:
+    """GPUs in all; where a job only says how many per node, a pin to other nodes must not change that."""
+    return job.gang if not job.per_node or job.in_all else job.per_node * least
 
 
 def _step(row: Row, job: SlurmJob, now_s: float, timing: Timing, *, waits_for_others: bool) -> Row:
@@ -210,7 +234,8 @@ def _held(row: Row, job: SlurmJob, now_s: float, timing: Timing) -> Row:
     if row.phase == "waiting":
         return edited
     if row.phase in ("starting", "holding"):  # the release never came through, or it was held back
-        return replace(edited, phase="waiting", since_s=now_s, placed={})
+        tries = row.tries + (row.phase == "starting")
+        return replace(edited, phase="waiting", since_s=now_s, placed={}, tries=tries)
     stopped = _settled(edited, now_s, "waiting", now_s)
     if row.phase in _LIVE and job.restarts == row.restarts:
         # No requeue brought it here: slurmctld came back with an older state and has yet to end what runs.
@@ -221,10 +246,15 @@ def _held(row: Row, job: SlurmJob, now_s: float, timing: Timing) -> Row:
 
 
 def _edited(row: Row, job: SlurmJob) -> Row:
-    """What a user changed on a waiting job: its GPUs, what it says about itself."""
+    """What a user changed on a waiting job: its GPUs, its nodes, what it says about itself."""
     ask = ask_in(job.comment) or Ask()
-    gang = job.gang if not job.per_node else job.per_node * row.least_nodes
-    changed = {"gang": gang, "per_node": job.per_node, "model": ask.model, "speeds": ask.speeds}
+    # Without a mark a pin, or what Slurm tells of a job that has run, is no user's word: what was first seen stays.
+    untouched = row.phase == "waiting" and not (row.starts or row.stops or row.tries or job.restarts)
+    plain = job.mark is not None or (job.markable and untouched)
+    least, most, required = asked(job) if plain else (row.least_nodes, row.most_nodes, row.required)
+    changed: dict[str, object] = {"gang": _gang(job, least), "per_node": job.per_node}
+    changed |= {"least_nodes": least, "most_nodes": most, "required": required}
+    changed |= {"model": ask.model, "speeds": ask.speeds}
     if all(getattr(row, name) == value for name, value in changed.items()):
         return row
     return replace(row, **changed)  # type: ignore[arg-type]
@@ -241,10 +271,15 @@ def _free(row: Row, job: SlurmJob, now_s: float, timing: Timing, *, waits_for_ot
         return held_back(row, now_s, timing) if late else row
     if row.phase == "holding":
         return row
-    if row.phase == "starting":
-        return held_back(row, now_s, timing)
+    if row.phase == "starting":  # it ran, between two looks, and Slurm took it back
+        return held_back(replace(row, starts=row.starts + 1, stops=row.stops + 1), now_s, timing)
     stopped = _settled(row, now_s, "holding", now_s)
     return replace(stopped, placed={}, stops=row.stops + 1)
+
+
+def put_off(row: Row, now_s: float, timing: Timing) -> Row:
+    """Its turn came and no free nodes fit its words: others go first for a while. Nothing failed, so no longer."""
+    return replace(row, since_s=now_s, placed={}, not_before_s=now_s + timing.misfit_s)
 
 
 def held_back(row: Row, now_s: float, timing: Timing, phase: Phase = "holding") -> Row:

@@ -5,6 +5,7 @@ from dataclasses import dataclass
 
 from stallwise.slurm.commands import Slurm
 from stallwise.slurm.facts import SlurmError, SlurmJob
+from stallwise.slurm.reconcile import asked
 from stallwise.slurm.state import Row
 
 
@@ -19,23 +20,27 @@ class Released:
 def release_all(slurm: Slurm, partition: str, rows: Mapping[str, Row]) -> Iterator[Released]:
     """Unpin and release every held job of the partition, and unpin those on their way; running ones are not touched.
 
-    Works without a state too: then a job keeps the number of nodes it was last pinned to. Jobs an administrator holds
-    stay held.
+    What a job asked for itself is in the mark its pin left, so this works without a state too; a job that could not be
+    marked then keeps the number of nodes it was last pinned to. Jobs an administrator holds stay held.
     """
     for job in slurm.jobs():
         if job.partition != partition or not job.pending or job.reason == "JobHeldAdmin":
             continue
         row = rows.get(job.key)
-        if job.held or (row is not None and row.phase in ("starting", "holding")):
+        marked = job.mark is not None or job.mark_is_long
+        if job.held or marked or (row is not None and row.phase in ("starting", "holding")):
             yield _release(slurm, job, row)
 
 
 def _release(slurm: Slurm, job: SlurmJob, row: Row | None) -> Released:
     try:
-        if row is not None and job.required != row.required:
-            slurm.unpin(job.key, row.least_nodes, row.most_nodes, row.required)
-        elif row is None and job.required and job.restarts > 0:
-            slurm.unpin(job.key, job.least_nodes, job.most_nodes)
+        if job.mark is not None:
+            least, most, required = asked(job)
+            slurm.unpin(job.key, least, most, required, marked=True)
+        elif row is not None and (job.required != row.required or job.mark_is_long):
+            slurm.unpin(job.key, row.least_nodes, row.most_nodes, row.required, marked=job.mark_is_long)
+        elif row is None and (job.mark_is_long or (job.required and job.restarts > 0)):
+            slurm.unpin(job.key, job.least_nodes, job.most_nodes, marked=job.mark_is_long)
         if job.restarts > 0:
             slurm.start_now(job.key)
         slurm.release(job.key)

@@ -12,6 +12,8 @@ import msgspec
 
 from stallwise.cluster.topology_readers import expand
 from stallwise.slurm.facts import SlurmError, SlurmJob, SlurmNode, gpus_in
+from stallwise.slurm.mark import LONG, mark_in
+from stallwise.slurm.room import Need
 
 
 class Number(msgspec.Struct, frozen=True):
@@ -61,6 +63,17 @@ class JobJson(msgspec.Struct, frozen=True, kw_only=True):
     resv_name: Words = ""
     het_job_id: Count = None
     comment: Words = ""
+    admin_comment: Words = ""
+    hold: bool = False
+    shared: Words = ""
+    exclusive: Words = ""
+    cpus: Count = None
+    minimum_cpus_per_node: Count = None
+    cpus_per_tres: Words = ""
+    memory_per_node: Count = None
+    memory_per_cpu: Count = None
+    memory_per_tres: Words = ""
+    tres_per_socket: Words = ""
     array_job_id: Count = None
     array_task_id: Count = None
     array_task_string: Words = ""
@@ -76,8 +89,13 @@ class NodeJson(msgspec.Struct, frozen=True, kw_only=True):
     state_flags: list[str] = []
     partitions: list[str] = []
     idle_cpus: Count = None
+    alloc_idle_cpus: Count = None
     cpus: Count = None
+    effective_cpus: Count = None
     alloc_cpus: Count = None
+    real_memory: Count = None
+    alloc_memory: Count = None
+    specialized_memory: Count = None
     active_features: Words = ""
 
 
@@ -89,7 +107,7 @@ class JobsJson(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class NodesJson(msgspec.Struct, frozen=True, kw_only=True):
-    """`sinfo --json` of 22.05, `scontrol show nodes --json` of later ones."""
+    """`sinfo --json` of 22.05, `scontrol show nodes --json` of later releases."""
 
     nodes: list[NodeJson]
     errors: list[object] = []
@@ -105,9 +123,17 @@ def decode_jobs(text: bytes) -> list[SlurmJob]:
     return [job for entry in _answer(_jobs, text, "squeue --json").jobs for job in _jobs_of(entry)]
 
 
-def decode_nodes(text: bytes) -> list[SlurmNode]:
+def decode_nodes(text: bytes, command: str = "sinfo --json") -> list[SlurmNode]:
     """Every node."""
-    return [_node(entry) for entry in _answer(_nodes, text, "sinfo --json").nodes]
+    return [_node(entry) for entry in _answer(_nodes, text, command).nodes]
+
+
+def lists_nodes(text: bytes) -> bool:
+    """Whether `sinfo --json` lists nodes, as 22.05 does; later ones give groups of nodes per partition instead."""
+    try:
+        return "sinfo" not in msgspec.json.decode(text.decode("utf-8", "replace"), type=dict[str, msgspec.Raw])
+    except msgspec.DecodeError:
+        return True
 
 
 def _answer(decoder: "msgspec.json.Decoder[Found]", text: bytes, command: str) -> Found:
@@ -172,8 +198,7 @@ def _job(entry: JobJson, key: str) -> SlurmJob:
     states = [entry.job_state] if isinstance(entry.job_state, str) else list(entry.job_state or [""])
     state = "COMPLETING" if "COMPLETING" in states else states[0]
     least, most = int(number(entry.node_count, 1)), int(number(entry.max_nodes))
-    whole, each = gpus_in(word(entry.tres_per_job)), gpus_in(word(entry.tres_per_node))
-    tasks = gpus_in(word(entry.tres_per_task)) * int(number(entry.tasks, 1))
+    whole, each, task = (gpus_in(word(text)) for text in (entry.tres_per_job, entry.tres_per_node, entry.tres_per_task))
     hosts = _listed(entry.nodes)
     limit = number(entry.time_limit)
     return SlurmJob(
@@ -182,10 +207,10 @@ def _job(entry: JobJson, key: str) -> SlurmJob:
         user=word(entry.user_name),
         partition=word(entry.partition),
         state=state,
-        held=state == "PENDING" and number(entry.priority, 1) == 0,
+        held=state == "PENDING" and (entry.hold or number(entry.priority, 1) == 0),
         reason=word(entry.state_reason),
-        gang=whole or each * max(least, 1) or tasks,
-        per_node=0 if whole else each,
+        gang=whole or each * max(least, 1) or task * int(number(entry.tasks, 1)),
+        per_node=each,
         least_nodes=max(least, 1),
         most_nodes=most,
         submit_s=number(entry.submit_time),
@@ -200,14 +225,38 @@ def _job(entry: JobJson, key: str) -> SlurmJob:
         required=_listed(entry.required_nodes),
         excluded=_listed(entry.excluded_nodes),
         features=word(entry.features),
-        special=bool(word(entry.resv_name)) or number(entry.het_job_id) > 0 or not entry.batch_flag,
+        special=_special(entry),
         comment=word(entry.comment),
         held_gpus={
             host: gpus_in(detail)
             for host, detail in zip(hosts, entry.gres_detail, strict=False)
             if gpus_in(detail) > 0
         },
+        in_all=whole > 0 or each == 0,
+        unit=max(1, task),
+        need=_need(entry),
+        mark=mark_in(word(entry.admin_comment)),
+        markable=not word(entry.admin_comment) or mark_in(word(entry.admin_comment)) is not None,
+        mark_is_long=word(entry.admin_comment) == LONG,
     )  # fmt: skip
+
+
+def _special(entry: JobJson) -> bool:
+    """A reservation, part of a heterogeneous job, not a batch job, GPUs by the socket: Slurm alone can place it."""
+    part = bool(word(entry.resv_name)) or number(entry.het_job_id) > 0 or not entry.batch_flag
+    return part or gpus_in(word(entry.tres_per_socket)) > 0
+
+
+def _need(entry: JobJson) -> Need:
+    return Need(
+        cpus=int(number(entry.cpus, 1)),
+        cpus_per_node=int(number(entry.minimum_cpus_per_node, 1)),
+        cpus_per_gpu=gpus_in(word(entry.cpus_per_tres)),
+        memory_mb=number(entry.memory_per_node),
+        memory_mb_per_cpu=number(entry.memory_per_cpu),
+        memory_mb_per_gpu=gpus_in(word(entry.memory_per_tres)),
+        whole_nodes=word(entry.shared) == "none" or word(entry.exclusive) == "true",
+    )
 
 
 def _exit(value: object) -> int:
@@ -224,7 +273,8 @@ def _exit(value: object) -> int:
 
 def _node(entry: NodeJson) -> SlurmNode:
     states = [entry.state] if isinstance(entry.state, str) else list(entry.state or [])
-    idle = number(entry.idle_cpus, number(entry.cpus, 1) - number(entry.alloc_cpus))
+    cpus = number(entry.effective_cpus) or number(entry.cpus, 1)
+    idle = number(entry.idle_cpus, number(entry.alloc_idle_cpus, cpus - number(entry.alloc_cpus)))
     return SlurmNode(
         name=entry.name,
         gpus=gpus_in(word(entry.gres)),
@@ -232,5 +282,8 @@ def _node(entry: NodeJson) -> SlurmNode:
         states=frozenset(state.upper() for state in [*states, *entry.state_flags]),
         partitions=tuple(entry.partitions),
         idle_cpus=int(idle),
+        cpus=int(cpus),
+        memory_mb=number(entry.real_memory) - number(entry.specialized_memory),
+        used_memory_mb=number(entry.alloc_memory),
         features=frozenset(filter(None, _joined(entry.active_features).split(","))),
     )
