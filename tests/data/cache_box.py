@@ -12,8 +12,11 @@ from pathlib import Path
 from typing import Any
 
 from stallwise.data.cache import NodeCache
+from stallwise.data.policy import POLICIES
 
 BLOCK = 4096
+IN_FILES = tuple(policy for policy in POLICIES if policy != "packed")
+"""A packed cache keeps other promises of disk space; its tests are its own."""
 
 
 def key_of(number: int) -> bytes:

@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 from stallwise.data.cache import NodeCache
 from stallwise.data.policy import POLICIES, Policy
 from stallwise.errors import InputError
-from tests.data.cache_box import BLOCK, assert_sound, bytes_of, disk_bytes, entry_files, key_of, load
+from tests.data.cache_box import BLOCK, IN_FILES, assert_sound, bytes_of, disk_bytes, entry_files, key_of, load
 
 
 def test_an_object_is_fetched_once_and_then_read_from_the_cache(tmp_path: Path) -> None:
@@ -192,7 +192,7 @@ steps = st.lists(
 
 
 @settings(max_examples=60, deadline=None)
-@given(steps=steps, policy=st.sampled_from(POLICIES), sizes=st.lists(st.integers(0, 12_000), min_size=10, max_size=10))
+@given(steps=steps, policy=st.sampled_from(IN_FILES), sizes=st.lists(st.integers(0, 12_000), min_size=10, max_size=10))
 def test_never_above_the_limit_and_never_wrong_bytes(
     tmp_path_factory: pytest.TempPathFactory, steps: list[Step], policy: Policy, sizes: list[int]
 ) -> None:

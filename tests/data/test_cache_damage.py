@@ -12,11 +12,12 @@ from pathlib import Path
 import pytest
 
 from stallwise.data.cache import NodeCache
-from stallwise.data.policy import POLICIES, Policy
+from stallwise.data.policy import RANKED, Policy
 from stallwise.errors import CacheError
 from tests.conftest import lacks
 from tests.data.cache_box import (
     BLOCK,
+    IN_FILES,
     assert_sound,
     bytes_of,
     disk_bytes,
@@ -155,7 +156,7 @@ def test_every_flipped_bit_of_a_record_is_found(tmp_path: Path) -> None:
         cache.close()
 
 
-@pytest.mark.parametrize("policy", POLICIES)
+@pytest.mark.parametrize("policy", IN_FILES)
 def test_a_lower_limit_shrinks_it_when_it_is_opened(tmp_path: Path, policy: Policy) -> None:
     cache = NodeCache(tmp_path / "cache", 20 * BLOCK, policy)
     for number in range(10):
@@ -166,7 +167,7 @@ def test_a_lower_limit_shrinks_it_when_it_is_opened(tmp_path: Path, policy: Poli
     assert disk_bytes(cache) == 6 * BLOCK
     assert_sound(cache)
     kept = [number for number in range(10) if cache.contains(key_of(number))]
-    assert kept == ([0, 1, 2] if policy == "farthest" else [7, 8, 9])
+    assert kept == ([0, 1, 2] if policy in RANKED else [7, 8, 9])
 
 
 @pytest.mark.parametrize("first", ["small", "large"])

@@ -19,6 +19,7 @@ from stallwise.data.cache import NodeCache
 from stallwise.data.policy import POLICIES, Policy
 from tests.data.cache_box import (
     BLOCK,
+    IN_FILES,
     assert_sound,
     bytes_of,
     disk_bytes,
@@ -364,12 +365,12 @@ def kill_storm(tmp_path: Path, policy: Policy, kills: int, seed: int) -> None:
     assert_sound(cache)
 
 
-@pytest.mark.parametrize("policy", POLICIES)
+@pytest.mark.parametrize("policy", IN_FILES)
 def test_kills_at_random_moments(tmp_path: Path, policy: Policy) -> None:
     kill_storm(tmp_path, policy, kills=5, seed=POLICIES.index(policy))
 
 
 @pytest.mark.soak
-@pytest.mark.parametrize("policy", POLICIES)
+@pytest.mark.parametrize("policy", IN_FILES)
 def test_a_hundred_kills_at_random_moments(tmp_path: Path, policy: Policy) -> None:
     kill_storm(tmp_path, policy, kills=100, seed=100 + POLICIES.index(policy))

@@ -1,13 +1,19 @@
 """Importance sampling: it must be asked for, it favours what is hard, and it says what it draws by."""
 
 from collections import Counter
+from collections.abc import Callable
+from pathlib import Path
 
 import numpy as np
 import pytest
 import torch
+from torch.utils.data import DataLoader
 
-from stallwise.data import ImportanceSampler
+from stallwise.data import BucketDataset, ImportanceSampler, NodeCache
+from stallwise.data.policy import Policy
 from stallwise.errors import InputError
+from tests.data.testbed.proxy import Proxy
+from tests.data.testbed.seaweed import Seaweed, objects
 
 
 def made(count: int = 200, **options: object) -> ImportanceSampler:
@@ -61,3 +67,63 @@ def test_losses_that_are_not_numbers_do_not_break_it() -> None:
     assert np.isfinite(sampler.weights()).all()
     with pytest.raises(InputError, match="one loss per sample"):
         sampler.learn([0, 1], [1.0])
+
+
+def _tell(data: bytes, name: str) -> int:
+    return len(data)
+
+
+def test_a_cache_keeps_what_is_important(
+    seaweed: Seaweed, proxy: Proxy, new_bucket: Callable[..., str], tmp_path: Path
+) -> None:
+    """SHADE's admission: the same draws, the same room. Its weights are all within a factor of two: it wins little."""
+    count, room, epochs = 200, 40, 6
+    bucket = new_bucket(objects(count, 4000))
+    hits: dict[str, list[int]] = {}
+    policies: tuple[Policy, ...] = ("no-evict", "lru", "importance")
+    for policy in policies:
+        cache = NodeCache(tmp_path / policy, room * 4096, policy)
+        dataset = BucketDataset(
+            f"s3://{bucket}/", _tell, endpoint=proxy.endpoint, options=seaweed.options, cache=cache,
+            index_folder=tmp_path / "index",
+        )  # fmt: skip
+        sampler = ImportanceSampler(dataset, changes_the_distribution=True, smoothing=0.0, seed=3)
+        if policy == "importance":
+            dataset.keep_important(sampler.importance)
+        hits[policy] = []
+        for _ in range(epochs):
+            before = dataset.account().hits
+            drawn = list(sampler)
+            loader = DataLoader(dataset, 50, sampler=drawn, num_workers=0)
+            for first, _ in enumerate(loader):
+                numbers = drawn[50 * first : 50 * first + 50]
+                sampler.learn(numbers, [float(number) for number in numbers])  # later samples are harder
+            hits[policy].append(int(dataset.account().hits - before))
+    print("hits per epoch of 200:", hits)
+    later = {policy: sum(found[2:]) for policy, found in hits.items()}
+    assert later["importance"] > later["lru"]
+    kept = [number for number in range(count) if dataset.is_cached(number)]
+    assert len(kept) == room
+    assert np.mean(kept) > 0.65 * count, "what is hard"
+
+
+def test_workers_rank_by_what_the_rank_has_learnt(
+    seaweed: Seaweed, proxy: Proxy, new_bucket: Callable[..., str], tmp_path: Path
+) -> None:
+    bucket = new_bucket(objects(60, 4000))
+    cache = NodeCache(tmp_path / "cache", 10 * 4096, "importance")
+    dataset = BucketDataset(
+        f"s3://{bucket}/", _tell, endpoint=proxy.endpoint, options=seaweed.options, cache=cache,
+        index_folder=tmp_path / "index",
+    )  # fmt: skip
+    sampler = ImportanceSampler(dataset, changes_the_distribution=True)
+    dataset.keep_important(sampler.importance)
+    loader = DataLoader(dataset, 10, sampler=range(60), num_workers=2, persistent_workers=True)
+    assert len(list(loader)) == 6
+    sampler.learn(range(60), [float(number) for number in range(60)])
+    assert len(list(loader)) == 6
+    assert [number for number in range(60) if dataset.is_cached(number)] == list(range(50, 60))
+    with pytest.raises(InputError, match="policy='importance'"):
+        BucketDataset(
+            f"s3://{bucket}/", endpoint=proxy.endpoint, options=seaweed.options, index_folder=tmp_path / "index"
+        ).keep_important(sampler.importance)

@@ -1,6 +1,7 @@
 """Nodes that serve their caches to each other over real sockets: with peers that are dead, slow, wrong or strangers."""
 
 import contextlib
+import hashlib
 import socket
 import subprocess
 import sys
@@ -350,11 +351,35 @@ def test_a_peer_that_lies_about_its_checksum_is_caught_by_the_stores(
 
 def test_tags_that_are_no_digests_are_learnt() -> None:
     tags = Tags()
-    assert not tags.fits('"' + 32 * "0" + '"', b"x"), "unknown and it does not fit: ask the bucket"
+    assert tags.fits('"' + 32 * "0" + '"', b"x") is None, "not yet known, and it does not fit: ask the bucket"
     tags.learn(32 * "0", b"x")
     assert tags.fits(32 * "0", b"x"), "so it is with bytes fresh from the bucket: encrypted, for example"
+    known = Tags()
+    known.learn(hashlib.md5(b"x", usedforsecurity=False).hexdigest(), b"x")
+    assert known.fits(32 * "0", b"y") is False, "tags of this bucket are digests, and this is none"
     assert Tags().fits("abc-3", b"x"), "of several parts"
     assert Tags().fits(None, b"x")
+
+
+def test_a_healthy_peer_of_an_encrypted_bucket_is_not_passed_over(group: Group) -> None:
+    """Its ETags look like digests and are none (SSE-KMS): until that is known the bucket is asked, nobody is blamed."""
+    a, b = group.node(), group.node()
+    theirs = [key_of(number) for number in owned_by(b, 4)]
+    for key in theirs:
+        assert b.keep(key, content(key.hex(), SIZE))
+    tags, version = Tags(), 32 * "0"
+    sources = []
+    for key in theirs:
+        data = content(key.hex(), SIZE)
+
+        def fetch(data: bytes = data) -> bytes:
+            tags.learn(version, data)
+            return data
+
+        sources.append(a.load(key, SIZE, fetch, fits=lambda data: tags.fits(version, data)).source)
+    assert sources == ["store", "peer", "peer", "peer"]
+    assert a.peers is not None
+    assert (a.peers.stat().failures, a.peers.stat().bypassed) == (0, 0)
 
 
 names = st.lists(st.text("abcdef", min_size=4, max_size=8), min_size=2, max_size=8, unique=True)

@@ -1,8 +1,10 @@
 """Several jobs of a node that prepare their batches together: real processes, killed, stopped and late."""
 
 import hashlib
+import json
 import multiprocessing
 import os
+import resource
 import secrets
 import signal
 import subprocess
@@ -98,6 +100,11 @@ class Started:
     def says(self, within_s: float = 90) -> Any:
         assert self.line.poll(within_s), "the job stands still"
         return self.line.recv()
+
+    def told_any(self) -> Any:
+        found = self.says()
+        self.process.join(30)
+        return found
 
     def told(self) -> dict[str, Any]:
         found: dict[str, Any] = self.says()
@@ -254,6 +261,82 @@ def test_what_differs_is_refused_by_name(here: Any) -> None:
 
 
 @pytest.mark.soak
+class Drawn(Dataset[Any]):
+    """Random numbers beside the sample's own."""
+
+    def __len__(self) -> int:
+        return 30
+
+    def __getitem__(self, number: int) -> tuple[float, int]:
+        return float(torch.rand(1)), number
+
+
+class Many(Drawn):
+    """More batches than there are descriptors."""
+
+    def __len__(self) -> int:
+        return 200
+
+
+def _told(batches: Any) -> list[Any]:
+    return [[part.tolist() for part in batch] for batch in batches]
+
+
+def test_a_job_goes_on_in_the_middle_of_an_epoch(here: Any, task: Task) -> None:
+    whole = here(Drawn())
+    epochs = [_told(whole) for _ in range(3)]
+    whole.close()
+    wait_until(lambda: not is_served(task.group), 15)
+    first = here(Drawn())
+    assert _told(first) == epochs[0]
+    for number, batch in enumerate(first, 1):
+        assert _told([batch]) == [epochs[1][number - 1]]
+        if number == 3:
+            break
+    saved = json.loads(json.dumps(first.state_dict()))
+    first.close()
+    wait_until(lambda: not is_served(task.group), 15)
+    again = here(Drawn())
+    again.load_state_dict(saved)
+    assert again.state_dict() == saved, "it stands where it stood"
+    again.set_epoch(1)
+    assert _told(again) == epochs[1][3:], "bit for bit, random numbers and all"
+    assert again.state_dict()["batch"] == 0
+    assert _told(again) == epochs[2]
+    with pytest.raises(InputError, match="seed"):
+        again.load_state_dict({**saved, "seed": 5})
+    again.load_state_dict({**saved, "order": "another"})
+    for _ in range(2):  # said again, and not begun at the front instead
+        with pytest.raises(InputError, match="order of epoch 1"):
+            next(iter(again))
+    again.load_state_dict(saved)
+    assert _told(again) == epochs[1][3:]
+
+
+def _few_descriptors(group: str, back: Connection) -> None:
+    """A job that takes nothing for a while, so that much is staged, where the books may have 64 descriptors."""
+    os.setsid()
+    resource.setrlimit(resource.RLIMIT_NOFILE, (64, 64))
+    loader = SharedLoader(Many(), 1, group=group, staging_bytes=1 << 30, multiprocessing_context="fork")
+    taken = 0
+    for _ in loader:
+        time.sleep(0.0 if taken else 1.0)
+        taken += 1
+    back.send((taken, loader.stat()))
+    loader.close()
+
+
+def test_batches_without_number_do_not_exhaust_descriptors(task: Task) -> None:
+    fresh = multiprocessing.get_context("spawn")  # one that inherits no descriptors of other tests
+    here, back = fresh.Pipe(duplex=False)
+    process = fresh.Process(target=_few_descriptors, args=(task.group, back))
+    process.start()
+    back.close()
+    count, stat = Started(process, here).told_any()
+    assert count == 200
+    assert 20 <= stat["peak"] <= 32, "half of the 64 are for batches"
+
+
 def test_workers_may_be_spawned(here: Any) -> None:
     loader = here(Scaled(doubled), multiprocessing_context="spawn")
     for _ in range(2):

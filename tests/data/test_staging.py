@@ -10,7 +10,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from stallwise.data.preparing import order_in
-from stallwise.data.staging import Give, Grant, Lend, Spot, Staging
+from stallwise.data.staging import MOST_BATCHES, Give, Grant, Lend, Spot, Staging
 
 SIZE = 10
 
@@ -34,10 +34,18 @@ class Player:
 class Play:
     """Virtual time; every job has one worker that takes `make_s` for a batch."""
 
-    def __init__(self, players: list[Player], batches: int, limit: int, epochs: int = 1, make_s: float = 0.1) -> None:
+    def __init__(
+        self,
+        players: list[Player],
+        batches: int,
+        limit: int,
+        epochs: int = 1,
+        make_s: float = 0.1,
+        most: int = MOST_BATCHES,
+    ) -> None:
         self.players = {player.name: player for player in players}
         self.batches, self.epochs, self.make_s = batches, epochs, make_s
-        self.books = Staging(limit, patience_s=1.0)
+        self.books = Staging(limit, patience_s=1.0, most=most)
         self.now_s, self.peak_bytes, self.made = 0.0, 0, [0] * 0
 
     def run(self, until_s: float = 500.0) -> "Play":
@@ -154,6 +162,60 @@ def test_a_worker_that_shows_nothing_is_not_waited_for() -> None:
     assert Grant("wa", (0, 0), is_wanted=False) in list(books.settle(7.0)), "it wakes up: too late"
 
 
+def _two(limit: int = 10 * SIZE, **options: int) -> Staging:
+    books = Staging(limit, patience_s=1.0, **options)
+    for name in "ab":
+        books.join(name)
+        books.join_worker(f"w{name}", name)
+        books.begin(name, 0, 3, 0, 0.0)
+    return books
+
+
+def test_both_who_have_a_batch_ready_are_answered() -> None:
+    """The first was given up too early; its request must not vanish under the second's."""
+    books = _two()
+    books.ask("wa", wait=True)
+    books.want("b", (0, 0), 0.0)
+    assert list(books.settle(0.0)) == [Lend("wa", (0, 0))]
+    books.ask("wb", wait=True)
+    assert list(books.settle(6.0)) == [Lend("wb", (0, 0))]
+    books.room("wa", (0, 0), SIZE)
+    books.room("wb", (0, 0), SIZE)
+    grants = [action for action in books.settle(6.1) if isinstance(action, Grant)]
+    assert sorted((str(grant.worker), grant.is_wanted) for grant in grants) == [("wa", False), ("wb", True)]
+
+
+def test_a_job_that_breaks_an_epoch_off_leaves_nothing_staged_for_it() -> None:
+    books = _two()
+    for number in range(2):
+        books.ask("wa", wait=True)
+        assert list(books.settle(0.1)) == [Lend("wa", (0, number))]
+        books.room("wa", (0, number), SIZE)
+        assert list(books.settle(0.2)) == [Grant("wa", (0, number), is_wanted=True)]
+        assert books.put("wa", (0, number), "data", 0.3)
+        books.want("a", (0, number), 0.4)
+        assert [action.job for action in books.settle(0.5) if isinstance(action, Give)] == ["a"]
+        books.done("a", (0, number))
+    assert sorted(books.batches) == [(0, 0), (0, 1)], "both wait for b"
+    books.begin("b", 1, 3, 0, 1.0)
+    assert books.batches == {}, "b has gone on to the next epoch: nobody is left who wants them"
+    books.begin("b", 0, 3, 2, 1.0)
+    books.join("late")
+    books.begin("late", 0, 3, 2, 1.1)
+    assert books.used_bytes == 0
+
+
+def test_however_small_batches_are_only_so_many_are_staged() -> None:
+    play = Play([Player("fast", 0.05), Player("slow", 0.4)], batches=60, limit=10_000 * SIZE, most=8)
+    most = 0
+    while play.now_s < 200 and not (play.whole("fast") and play.whole("slow")):
+        play.run(play.now_s + 0.05)
+        most = max(most, len(play.books.batches))
+    assert play.whole("fast")
+    assert play.whole("slow")
+    assert 4 <= most <= 8
+
+
 def test_an_error_reaches_every_job() -> None:
     books = Staging(10 * SIZE)
     for name in "ab":
@@ -202,3 +264,24 @@ def test_workers_read_an_order_that_they_share() -> None:
         found = list(pool.map(lambda _: order_in(os.dup(file)), range(200)))
     os.close(file)
     assert all(np.array_equal(one, order) for one in found)
+
+
+def test_a_stopped_worker_is_waited_for_once() -> None:
+    books = Staging(100 * SIZE, patience_s=1.0)
+    for job in ("a", "b"):
+        books.join(job)
+        books.join_worker(f"w{job}", job)
+        books.begin(job, 0, 20, 0, 0.0)
+    books.ask("wa", wait=True)  # how large a batch is, it shows
+    assert list(books.settle(0.0)) == [Lend("wa", (0, 0))]
+    books.room("wa", (0, 0), SIZE)
+    assert list(books.settle(0.0)) == [Grant("wa", (0, 0), is_wanted=True)]
+    assert books.put("wa", (0, 0), object(), 0.0)
+    for spot in ((0, 1), (0, 2)):
+        books.ask("wa", wait=True)
+        assert list(books.settle(0.0)) == [Lend("wa", spot)]
+    books.want("b", (0, 1), 0.1)
+    books.ask("wb", wait=True)
+    assert list(books.settle(6.0)) == [Lend("wb", (0, 1))]
+    books.ask("wb", wait=True)
+    assert list(books.settle(6.0)) == [Lend("wb", (0, 2))], "it shows nothing of the other either"

@@ -11,6 +11,7 @@ from stallwise.cli.data_input import (
     Cache,
     Egress,
     Endpoint,
+    Kept,
     Keys,
     Match,
     Option,
@@ -43,7 +44,7 @@ def warm(
     limit: Annotated[
         str | None, typer.Option("--limit", help="Size of the cache: 200GB. Default: as it was last used.")
     ] = None,
-    policy: Annotated[Policy | None, typer.Option("--policy", help="Default: no-evict, or as last used.")] = None,
+    policy: Annotated[Kept | None, typer.Option("--policy", help="Default: no-evict, or as last used.")] = None,
     match: Match = "*",
     keys: Keys = None,
     endpoint: Endpoint = None,

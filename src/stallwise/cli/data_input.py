@@ -34,6 +34,16 @@ class Policy(enum.StrEnum):
     FIFO = "fifo"
 
 
+class Kept(enum.StrEnum):
+    """How a cache is kept: what it gives up when it is full, and whether it is packed."""
+
+    NO_EVICT = "no-evict"
+    PACKED = "packed"
+    FARTHEST = "farthest"
+    LRU = "lru"
+    FIFO = "fifo"
+
+
 Url = Annotated[str, typer.Argument(metavar="URL", help="s3://bucket/prefix, gs://…, az://…, https://…, file:///…")]
 Endpoint = Annotated[str | None, typer.Option("--endpoint", help="Another server that speaks the store's language.")]
 Option = Annotated[
@@ -83,7 +93,7 @@ def bucket_of(url: str, endpoint: str | None, options: list[str] | None, timeout
     return Bucket(url, endpoint, config, timeout_s=timeout_s)
 
 
-def cache_of(folder: Path, limit: str | None, policy: Policy | None) -> "NodeCache":
+def cache_of(folder: Path, limit: str | None, policy: Kept | None) -> "NodeCache":
     """The cache in the folder, made where there is none and a limit is given."""
     from stallwise.data.cache import NodeCache
     from stallwise.data.folder import is_cache

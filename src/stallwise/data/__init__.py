@@ -1,6 +1,8 @@
 """From bucket to tensor: a dataset over plain objects, look-ahead in the sampler's order, a cache for the node."""
 
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
+
+from stallwise.lazy import loader
 
 if TYPE_CHECKING:
     from stallwise.data.accounts import Account
@@ -25,23 +27,18 @@ __all__ = [
     "StickySampler",
 ]
 
-_HOMES = {
-    "Account": "accounts",
-    "BucketDataset": "dataset",
-    "DeliMode": "deli",
-    "ImportanceSampler": "importance",
-    "Lookahead": "lookahead",
-    "NodeCache": "cache",
-    "Peers": "peers",
-    "SharedLoader": "shared_loader",
-    "StickySampler": "sticky",
-}
-
-
-def __getattr__(name: str) -> Any:
-    # Torch is needed by the dataset and the sampler only; the cache and the commands do without.
-    if name not in _HOMES:
-        raise AttributeError(f"module 'stallwise.data' has no attribute {name!r}")
-    import importlib
-
-    return getattr(importlib.import_module(f"stallwise.data.{_HOMES[name]}"), name)
+# Torch is needed by the dataset and the sampler only; the cache and the commands do without.
+__getattr__ = loader(
+    __name__,
+    {
+        "Account": "accounts",
+        "BucketDataset": "dataset",
+        "DeliMode": "deli",
+        "ImportanceSampler": "importance",
+        "Lookahead": "lookahead",
+        "NodeCache": "cache",
+        "Peers": "peers",
+        "SharedLoader": "shared_loader",
+        "StickySampler": "sticky",
+    },
+)

@@ -26,9 +26,9 @@ from typing import TYPE_CHECKING, Any, BinaryIO
 
 from stallwise.data.entries import KEY_BYTES
 from stallwise.data.flights import Flights, Got, Loaded, Wanted
-from stallwise.data.folder import is_cache, ledger_path
+from stallwise.data.folder import is_cache, ledger_path, packs_path
 from stallwise.data.keeper import Keeper
-from stallwise.data.ledger import Ledger
+from stallwise.data.ledger import Head, Ledger
 from stallwise.data.policy import POLICIES, Policy
 from stallwise.errors import CacheError, InputError
 
@@ -113,11 +113,7 @@ class NodeCache:
         path = Path(folder).expanduser().absolute()
         if not is_cache(path):
             raise CacheError(f"There is no cache in {path}. Name the folder a cache was made in.")
-        ledger = Ledger(ledger_path(path), POLICIES[0], 1, is_writable=False)
-        try:
-            head = ledger.peek()
-        finally:
-            ledger.close()
+        head = _head(path)
         if head is None or head.policy >= len(POLICIES):
             raise CacheError(f"The ledger of the cache {path} is damaged. Open it with a limit, which repairs it.")
         return cls(path, head.limit_bytes, POLICIES[head.policy])
@@ -146,13 +142,14 @@ class NodeCache:
         fetch: "Callable[[], Buffer]",
         next_use_s: float | None = None,
         *,
-        fits: Callable[[bytes], bool] | None = None,
+        fits: Callable[[bytes], bool | None] | None = None,
     ) -> Loaded:
         """The object, fetched if it is not there, and kept if the policy wants it.
 
         Only one caller on the node fetches an object; what `fetch` raises goes to that one, and the next one tries.
         `size_bytes` is what the object should measure, `next_use_s` the time (as `time.time()`) it will be wanted
-        after this. With peers, the node that should have it is asked first; `fits` judges what it sends.
+        after this (under the policy *importance*: minus its importance). With peers, the node that should have it is
+        asked first; `fits` judges what it sends.
         """
         flights = self._hold()
         data = flights.keeper.read(_checked(key), next_use_s)
@@ -167,7 +164,7 @@ class NodeCache:
         size_bytes: int,
         fetch: "Callable[[], Buffer]",
         next_use_s: float | None,
-        fits: Callable[[bytes], bool] | None,
+        fits: Callable[[bytes], bool | None] | None,
     ) -> Wanted:
         deadline_s = time.monotonic() + self.patience_s
         peers = self.peers
@@ -212,6 +209,10 @@ class NodeCache:
     def open_entry(self, key: bytes) -> BinaryIO | None:
         """The file of an entry, header and all, unread."""
         return self._hold().keeper.open_entry(_checked(key))
+
+    def charge_bytes(self, size_bytes: int) -> int:
+        """What an object of this size takes of the limit."""
+        return self._hold().keeper.charge_bytes(size_bytes)
 
     def contains(self, key: bytes) -> bool:
         """Whether there is an entry; it is not read."""
@@ -275,6 +276,15 @@ class NodeCache:
             return held
 
     def _open(self) -> Flights:
+        if self.policy != "packed" and packs_path(self.folder).is_dir():
+            raise CacheError(
+                f"The cache in {self.folder} is packed. Open it with policy='packed', or choose another folder."
+            )
+        if self.policy == "packed" and not packs_path(self.folder).is_dir() and _holds_files(self.folder):
+            raise CacheError(
+                f"The cache in {self.folder} keeps its objects in files of their own and cannot become a packed one. "
+                "Clear it first, or choose another folder."
+            )
         keeper = Keeper(self.folder, self.limit_bytes, self.policy)
         # At exit, also that of a multiprocessing child, what was batched is written; threads may still be reading then.
         Finalize(self, keeper.flush, exitpriority=1)
@@ -287,6 +297,23 @@ class NodeCache:
         except CacheError as error:
             lost.keeper.pause(str(error))  # training goes on without a cache
             return lost
+
+
+def _head(folder: Path) -> Head | None:
+    ledger = Ledger(ledger_path(folder), POLICIES[0], 1, is_writable=False)
+    try:
+        return ledger.peek()
+    finally:
+        ledger.close()
+
+
+def _holds_files(folder: Path) -> bool:
+    """Whether a cache of another policy lies there that is not empty."""
+    try:
+        head = _head(folder) if is_cache(folder) else None
+    except OSError:
+        return False
+    return head is not None and head.totals.records > 0 and head.policy != POLICIES.index("packed")
 
 
 def _checked(key: bytes) -> bytes:

@@ -12,6 +12,7 @@ needs to fetch (connections, threads) it makes for itself and hands to nobody.
 import math
 import os
 from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import replace
 from pathlib import Path
 from typing import Any, Generic, Literal, TypeVar
 from urllib.parse import urlsplit
@@ -23,7 +24,7 @@ from stallwise.data.cache import NodeCache
 from stallwise.data.deli import DeliMode
 from stallwise.data.fetch import LONGEST_PAUSE_S, Fetcher
 from stallwise.data.helper import Helper, needs_helper
-from stallwise.data.listing import MAX_AGE_S, kept_index, named
+from stallwise.data.listing import MAX_AGE_S, Part, kept_index, named, parts_of
 from stallwise.data.loading import Loading, Plan
 from stallwise.data.objects import Index
 from stallwise.data.order import Channel
@@ -51,6 +52,8 @@ class BucketDataset(Dataset[T], Generic[T]):
     endpoint         another server that speaks the store's language ("http://127.0.0.1:8333")
     options          obstore's settings for the store: credentials, region …; never printed, recorded or logged
     match, keys      a shell pattern names must match; or the names themselves, for stores that cannot list
+    parts            samples that are parts of objects, as (name, start, length): records packed into shards. Neighbours
+                     that are wanted at the same time are read by one request
     cache            a `NodeCache`, or its folder's path together with `cache_bytes`
     lookahead_bytes  most that one rank's workers together hold ahead of what is asked for
     concurrency      most requests one rank's workers together have under way
@@ -69,6 +72,7 @@ class BucketDataset(Dataset[T], Generic[T]):
         options: Mapping[str, Any] | None = None,
         match: str = "*",
         keys: Iterable[str] | None = None,
+        parts: Iterable[Part] | None = None,
         cache: NodeCache | str | Path | None = None,
         cache_bytes: int | None = None,
         lookahead_bytes: int = LOOKAHEAD_BYTES,
@@ -92,6 +96,8 @@ class BucketDataset(Dataset[T], Generic[T]):
             self.index = self._listed(match, folder, refresh=refresh, max_age_s=index_max_age_s)
         else:
             self.index = named(bucket, keys)
+        if parts is not None:
+            self.index = parts_of(self.index, parts, bucket.shown)
         self._prices = prices if prices is not None else prices_of(urlsplit(url).scheme)
         _check_budget(budget_usd, self._prices)
         self._plan = Plan(
@@ -130,6 +136,21 @@ class BucketDataset(Dataset[T], Generic[T]):
     def cache(self) -> NodeCache | None:
         """The node's cache this dataset reads and fills."""
         return self._plan.cache
+
+    def is_cached(self, number: int) -> bool:
+        """Whether a sample's object lies in the node's cache."""
+        cache = self._plan.cache
+        return cache is not None and cache.contains(self.index.key(self._checked(number)))
+
+    def keep_important(self, importance: Callable[[int], float]) -> None:
+        """Let the cache keep what weighs most (SHADE's cache): `dataset.keep_important(sampler.importance)`.
+
+        Say so before the loader begins. The cache has the policy `importance`.
+        """
+        if self._plan.cache is None or self._plan.cache.policy != "importance":
+            raise InputError("A cache that keeps what is important is NodeCache(…, policy='importance').")
+        self._plan = replace(self._plan, importance=importance)
+        self._loading = None
 
     @property
     def decode(self) -> Decode[T]:

@@ -13,7 +13,7 @@ All of them give exactly the numbers the sampler itself would give.
 import copy
 import os
 from collections.abc import Sequence
-from typing import Any, Protocol
+from typing import Any, Protocol, runtime_checkable
 
 import numpy as np
 import torch
@@ -55,6 +55,15 @@ class Draw(Protocol):
         ...
 
 
+@runtime_checkable
+class ForAll(Draw, Protocol):
+    """One that knows the order of all ranks."""
+
+    def begin_all(self) -> list[Item]:
+        """As `begin`, of all ranks: of every W in a row each takes one."""
+        ...
+
+
 def draw_of(sampler: Sampler[Any]) -> Draw:
     """The kind of the sampler. A subclass that draws in its own way is any other."""
     kind = type(sampler)
@@ -80,9 +89,12 @@ class _Distributed:
         self.padding = 0
 
     def begin(self) -> list[Item]:
+        return list(self.begin_all()[self._sampler.rank :: self._sampler.num_replicas])
+
+    def begin_all(self) -> list[Item]:
         self._start, self._begun, self._pending = self._done_before(), self._sampler.epoch, None
         filled, self.padding = self._filled(self._sampler.epoch, self._start)
-        return list(filled[self._sampler.rank :: self._sampler.num_replicas])
+        return filled
 
     def _done_before(self) -> int:
         return self._pending[1] if self._pending is not None and self._pending[0] == self._sampler.epoch else 0

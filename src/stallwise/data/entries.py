@@ -45,6 +45,10 @@ class Found:
     charge_bytes: int
     modified_ns: int
     is_part: bool
+    rank: float | None = None
+    """Where the place on the disk says it."""
+    number: int = 0
+    """The ledger's number after it, where that counts places."""
 
 
 class Entries:
@@ -92,7 +96,11 @@ class Entries:
         except OSError:
             return None
 
-    def create(self, key: bytes, data_bytes: int) -> int:
+    def allot(self, number: int, data_bytes: int) -> tuple[int, int]:
+        """The ledger's number after another entry, and the entry's own."""
+        return number + 1, number + 1
+
+    def create(self, key: bytes, data_bytes: int, rank: float) -> int:
         """An open part file that already has the length of the whole entry, so that a scan sees what it will take."""
         try:
             handle = os.open(_name(key) + ".part", _WRITE, 0o666, dir_fd=self._folder)
@@ -106,6 +114,17 @@ class Entries:
             os.close(handle)
             raise
         return handle
+
+    def write(self, handle: int, key: bytes, data: bytes) -> int:
+        """Header and data into an open part file; the space it takes."""
+        write_part(handle, key, data)
+        return max(512 * os.fstat(handle).st_blocks, self.charge_bytes(len(data)))
+
+    def furnish(self) -> None:
+        """The folder is there."""
+
+    def sweep(self, number: int) -> None:
+        """Files leave nothing behind."""
 
     def publish(self, key: bytes) -> None:
         """Make the part an entry, in one step."""

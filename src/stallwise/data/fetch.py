@@ -36,6 +36,8 @@ class Fetched:
     data: bytes
     seconds: float
     tries: int
+    read_bytes: int | None = None
+    """From the store, where it is not all of the data and nothing else: one read may serve several."""
 
 
 class Fetcher:
@@ -97,7 +99,10 @@ class Fetcher:
         from obstore.exceptions import NotSupportedError, PermissionDeniedError, UnauthenticatedError
 
         try:
-            found = obstore.get(store, ref.name)
+            wanted: obstore.GetOptions = {}
+            if ref.start is not None:
+                wanted["range"] = (ref.start, ref.start + (ref.size_bytes or 0))
+            found = obstore.get(store, ref.name, options=wanted)
             tag = found.meta["e_tag"]
             data = bytes(found.bytes())
         except FileNotFoundError:

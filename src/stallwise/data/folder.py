@@ -3,6 +3,7 @@
 CACHEDIR.TAG   says so to people, backup programs (bford.info/cachedir) and us; carries the format's number
 ledger         who holds what, and every lock
 entries/       one file per object
+packs/         many objects per file, where the cache was made so
 peer           the cache's identity among the nodes that share theirs
 """
 
@@ -17,7 +18,7 @@ FORMAT = 1
 _SIGNATURE = "Signature: 8a477f597d28d172789f06886806bc55\n"
 _TAG = _SIGNATURE + f"# A cache of Stallwise, format {FORMAT}. It may be deleted while nothing uses it.\n"
 _FORMAT = re.compile(r"# A cache of Stallwise, format (\d+)\.")
-_OURS = {"CACHEDIR.TAG", "ledger", "entries", "peer"}
+_OURS = {"CACHEDIR.TAG", "ledger", "entries", "packs", "peer"}
 _IGNORED = {"lost+found"}  # the root of a file system of its own
 
 
@@ -29,6 +30,11 @@ def ledger_path(folder: Path) -> Path:
 def entries_path(folder: Path) -> Path:
     """Where the entries lie."""
     return folder / "entries"
+
+
+def packs_path(folder: Path) -> Path:
+    """Where the packs lie, if it has some."""
+    return folder / "packs"
 
 
 def prepare(folder: Path) -> bool:

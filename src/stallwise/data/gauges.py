@@ -20,7 +20,7 @@ if TYPE_CHECKING:
 
 _PREFIX = "stallwise_data"
 _GAUGES = {"entries", "used_bytes", "limit_bytes", "members", "bypassed_now"}
-_STAGING_GAUGES = {"staged_bytes", "staged", "limit_bytes", "jobs", "behind", "peak_bytes"}
+_STAGING_GAUGES = {"staged_bytes", "staged", "limit_bytes", "jobs", "behind", "peak", "peak_bytes"}
 
 Line = tuple[str, str, float, dict[str, str]]
 """Name without prefix, kind, value, labels."""

@@ -43,6 +43,7 @@ class _Get(msgspec.Struct, frozen=True, tag=True):
     name: str
     size_bytes: int | None
     version: str | None
+    start: int | None
 
 
 class _List(msgspec.Struct, frozen=True, tag=True):
@@ -95,7 +96,7 @@ class Helper:
 
     def get(self, ref: ObjectRef) -> Fetched:
         """As `Fetcher.get`."""
-        answer, data = self._ask(_Get(ref.name, ref.size_bytes, ref.version))
+        answer, data = self._ask(_Get(ref.name, ref.size_bytes, ref.version, ref.start))
         return Fetched(data, answer.seconds, answer.tries)
 
     def list(self, match: str, folder: Path | None, *, refresh: bool, max_age_s: float) -> int:
@@ -242,7 +243,7 @@ def _serve(connection: socket.socket, fetcher: Fetcher) -> None:
 def _answer(request: _Get | _List, fetcher: Fetcher) -> tuple[_Answer, bytes]:
     try:
         if isinstance(request, _Get):
-            got = fetcher.get(ObjectRef(request.name, request.size_bytes, request.version))
+            got = fetcher.get(ObjectRef(request.name, request.size_bytes, request.version, request.start))
             return _Answer(len(got.data), got.seconds, got.tries), got.data
         folder = None if request.folder is None else Path(request.folder)
         made = index_of(

@@ -1,6 +1,7 @@
 """`ImportanceSampler`: draw hard samples more often, and cached ones while training improves (SHADE, FAST 2023).
 
     sampler = ImportanceSampler(dataset, changes_the_distribution=True)
+    dataset.keep_important(sampler.importance)              # with NodeCache(…, policy="importance")
     for epoch in range(10):
         for images, labels, numbers in DataLoader(dataset, batch_size=32, sampler=Lookahead(sampler, dataset)):
             losses = criterion(model(images), labels)   # one per sample: reduction="none"
@@ -13,8 +14,8 @@ as good; it has to be asked for by name.
 As in the authors' program: within a minibatch, samples are ranked by loss and a sample's weight becomes
 log(rank + 10) (rank 0: the smallest loss). The next epoch draws by weight plus a smoothing term that scales with the
 mean loss. With `repeat` > 1, and while `improving(True)` was last said, that share of the epoch's hits comes from
-repeating samples that are in the cache. What we do not take over: the admission by importance; our cache keeps what it
-has (`no-evict`).
+repeating samples that are in the cache. `keep_important` makes the cache SHADE's too: a miss is admitted only where it
+outranks the least important entry, which then goes. Weights lie in shared memory, so that workers see what was learnt.
 """
 
 import math
@@ -55,7 +56,8 @@ class ImportanceSampler(Sampler[int]):
         self._count = len(dataset)
         self.data_source = dataset
         self._is_cached, self._repeat, self._smoothing = is_cached, repeat, smoothing
-        self._weights = np.full(self._count, _UNSEEN)
+        # Shared: loader workers, forked or spawned, rank what they keep by what the rank has learnt.
+        self._shared = torch.full((self._count,), _UNSEEN, dtype=torch.float64).share_memory_()  # type: ignore[no-untyped-call]
         self._loss = 1.0
         self._is_improving = True
         self._seed, self._epoch = seed, 0
@@ -75,9 +77,13 @@ class ImportanceSampler(Sampler[int]):
             raise InputError(f"{len(where)} samples and {len(values)} losses: give one loss per sample.")
         finite = np.where(np.isfinite(values), values, np.inf)
         ranks = np.argsort(np.argsort(finite, kind="stable"), kind="stable")
-        self._weights[where] = np.log(ranks + 10.0)
+        self._shared.numpy()[where] = np.log(ranks + 10.0)
         if np.isfinite(values).any():
             self._loss += 0.1 * (float(values[np.isfinite(values)].mean()) - self._loss)
+
+    def importance(self, number: int) -> float:
+        """The weight of a sample, smoothing apart."""
+        return float(self._shared[number])
 
     def improving(self, is_so: bool) -> None:
         """Whether validation got better: cached samples are repeated only while it does."""
@@ -85,7 +91,7 @@ class ImportanceSampler(Sampler[int]):
 
     def weights(self) -> npt.NDArray[np.float64]:
         """What the next epoch draws by: importance plus smoothing, as parts of one."""
-        raw = self._weights + self._smoothing * max(self._loss, 0.0)
+        raw = self._shared.numpy() + self._smoothing * max(self._loss, 0.0)
         parts: npt.NDArray[np.float64] = raw / raw.sum()
         return parts
 

@@ -19,9 +19,10 @@ from pathlib import Path
 from typing import BinaryIO
 
 from stallwise.data.claims import Claims
-from stallwise.data.entries import BadEntryError, Entries, Found, write_part
-from stallwise.data.folder import entries_path, ledger_path, prepare, unusable
+from stallwise.data.entries import BadEntryError, Entries, Found
+from stallwise.data.folder import entries_path, ledger_path, packs_path, prepare, unusable
 from stallwise.data.ledger import Head, Ledger, Page, UnavailableError
+from stallwise.data.packs import Packs
 from stallwise.data.policy import GUEST_RANK, Policy, counts_hits, rank_of_hit, rank_of_insert
 from stallwise.data.room import Room
 from stallwise.data.table import DamagedError
@@ -44,12 +45,15 @@ class Keeper:
         self.pid = os.getpid()
         self._folder, self._policy = folder, policy
         self._is_writable = prepare(folder)
-        self._entries = Entries(str(entries_path(folder)))
+        files = Entries(str(entries_path(folder)))
         try:
             self._ledger = Ledger(ledger_path(folder), policy, limit_bytes, is_writable=self._is_writable)
         except OSError as error:
-            self._entries.close()
+            files.close()
             raise unusable(folder, error) from None
+        self._entries: Entries | Packs = files
+        if policy == "packed":
+            self._entries = Packs(files, packs_path(folder), self._ledger.place)
         self._room = Room(self._entries, self._ledger, policy, limit_bytes)
         self._mutex = threading.Lock()
         self._touches: list[tuple[bytes, float | None]] = []
@@ -76,6 +80,10 @@ class Keeper:
     def count(self, name: str, number: int = 1) -> None:
         """Count something."""
         self._ledger.tally.add(name, number)
+
+    def charge_bytes(self, size_bytes: int) -> int:
+        """The space an entry of this size takes."""
+        return self._entries.charge_bytes(size_bytes)
 
     def contains(self, key: bytes) -> bool:
         """Whether there is an entry, unread."""
@@ -115,11 +123,10 @@ class Keeper:
                 if handle is None:
                     return False
                 try:
-                    write_part(handle, key, data)
-                    taken = 512 * os.fstat(handle).st_blocks
+                    taken = self._entries.write(handle, key, data)
                 finally:
                     os.close(handle)
-                return self._finish(key, max(taken, self._entries.charge_bytes(len(data))))
+                return self._finish(key, taken)
         except OSError as error:
             self.pause(os.strerror(error.errno or 0))
             self._undo(key)
@@ -147,14 +154,15 @@ class Keeper:
             if (place := page.table.find(key)).is_there:  # its file is gone, or its writer died
                 self._entries.remove_part(key)
                 page.table.drop(place)
-            page.head.number += 1
-            rank = rank_of_insert(self._policy, page.head.number, next_use_s, guest=guest)
+            after, number = self._entries.allot(page.head.number, data_bytes)
+            rank = rank_of_insert(self._policy, number, next_use_s, guest=guest)
             evicted = self._room.make(page, charge, rank)
             if evicted is None:
                 return None
+            page.head.number = after
             try:
                 page.table.put(page.table.find(key), -charge, rank)
-                begun: int | OSError = self._entries.create(key, data_bytes)
+                begun: int | OSError = self._entries.create(key, data_bytes, rank)
             except OSError as error:  # raised below: the ledger is sound, and must not be left dirty
                 self._forget_part(page, key)
                 begun = error
@@ -257,9 +265,12 @@ class Keeper:
             return False
         try:
             self._ledger.attach(self._folder, self._scan)
+            self._entries.furnish()
             with self._ledger.changing() as page:
                 self._room.tidy(page)
                 evicted = self._room.shrink(page)
+                if evicted:
+                    self._entries.sweep(page.head.number)
         except OSError as error:
             self.pause(os.strerror(error.errno or 0))
             return False
@@ -303,6 +314,8 @@ class Keeper:
     def _recount(self) -> None:
         if self._is_attached or self._attach():
             self._ledger.recount()
+            with self._ledger.holding() as page:
+                self._entries.sweep(page.head.number)
 
     def totals(self) -> tuple[Head | None, Counts]:
         """The ledger's head and all counts."""

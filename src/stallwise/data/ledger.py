@@ -18,8 +18,8 @@ import xxhash
 
 from stallwise.data.claims import Claims, close_here, open_here
 from stallwise.data.entries import Found
-from stallwise.data.policy import POLICIES, Policy
-from stallwise.data.table import DamagedError, Table, Totals
+from stallwise.data.policy import POLICIES, RANKED, Policy
+from stallwise.data.table import DamagedError, Place, Table, Totals
 from stallwise.data.tally import Tally
 from stallwise.errors import CacheError
 
@@ -123,6 +123,15 @@ class Ledger:
         _, policy, dirty, boot, limit, number, tidied_s, *totals = _HEAD.unpack(data[: _HEAD.size])
         return Head(policy, limit, boot, number, tidied_s, bool(dirty), Totals(*totals))
 
+    def place(self, key: bytes) -> Place | None:
+        """The record of `key`; read without the lock, so what lies there must be checked."""
+        head = self.peek()
+        try:
+            found = None if head is None else self.table(head).find(key)
+        except DamagedError:
+            return None
+        return found if found is not None and found.is_there else None
+
     def knows(self, key: bytes) -> bool:
         """Whether there is a record of `key`; read without the lock, so only probably."""
         head = self.peek()
@@ -175,9 +184,12 @@ class Ledger:
             ranks = self._ranks(old)
             old.is_dirty = True
             self._store(old)  # should we be killed while we write the table
-            head.number = old.number
-        charges = _charges(self._scan())
-        first = math.inf if POLICIES[self._policy] == "farthest" else 0.0
+            head.number = old.number if old.policy == self._policy else 0  # other policies count other things
+        scanned = self._scan()
+        head.number = max([head.number, *(file.number for file in scanned)])
+        ranks |= {file.key: file.rank for file in scanned if file.rank is not None}
+        charges = _charges(scanned)
+        first = math.inf if POLICIES[self._policy] in RANKED else 0.0
         table = self.table(head)
         table.fill(list(charges), list(charges.values()), [ranks.get(key, first) for key in charges])
         head.totals = table.totals

@@ -101,6 +101,28 @@ def named(bucket: Bucket, names: Iterable[str]) -> Index:
     return Index.of(bucket.identity, found)
 
 
+Part = tuple[str, int, int]
+"""Name of an object, where the part begins, how many bytes it has."""
+
+
+def parts_of(index: Index, parts: Iterable[Part], shown: str) -> Index:
+    """An index of parts of the objects in another, in the order given."""
+    known = {ref.name: ref for ref in index}
+    found = []
+    for name, start, length in parts:
+        whole = known.get(name)
+        if whole is None:
+            raise InputError(f"parts= names {name!a}, which is not among the objects of {shown}.")
+        if start < 0 or length < 1 or (whole.size_bytes is not None and start + length > whole.size_bytes):
+            raise InputError(
+                f"parts= asks for bytes {start} to {start + length} of {name!a}, which has {whole.size_bytes}."
+            )
+        found.append(ObjectRef(name, length, whole.version, start))
+    if not found:
+        raise InputError(f"parts= must name parts of the objects of {shown}; there are none.")
+    return Index.of(index.bucket, found)
+
+
 def _index(bucket: Bucket, kept: _Kept) -> Index:
     return Index.of(bucket.identity, (ObjectRef(*fields) for fields in kept.objects))
 

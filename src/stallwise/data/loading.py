@@ -17,6 +17,7 @@ from stallwise.data.ahead import Ahead, Loaded
 from stallwise.data.cache import NodeCache
 from stallwise.data.deli import DeliMode
 from stallwise.data.fetch import Fetched
+from stallwise.data.joining import Joiner
 from stallwise.data.objects import Index, ObjectRef
 from stallwise.data.order import Channel, Follower
 from stallwise.data.proofs import Tags
@@ -45,6 +46,8 @@ class Plan:
     skip: bool
     prices: StorePrices | None
     budget_usd: float | None
+    importance: Callable[[int], float] | None = None
+    """Of a sample: what a cache ranked by it keeps."""
 
 
 _Way = tuple[Follower, DeliMode | None]
@@ -63,7 +66,8 @@ class Loading:
         channels: Sequence[tuple[Channel, DeliMode | None]],
     ) -> None:
         self.pid = os.getpid()
-        self._index, self._bucket, self._read, self._plan, self._accounts = index, bucket, read, plan, accounts
+        self._index, self._bucket, self._plan, self._accounts = index, bucket, plan, accounts
+        self._read = read if index.starts is None else Joiner(read).get
         info = get_worker_info()
         self._worker, workers = (-1, 1) if info is None else (info.id, info.num_workers)
         self._ways = [(Follower(channel, max(self._worker, 0), workers), mode) for channel, mode in channels]
@@ -218,7 +222,8 @@ class Loading:
             ref.size_bytes or 0,
             lambda: self._fetch(number).data,
             self._next_use_s(number),
-            fits=lambda data: self._tags.fits(ref.version, data),
+            # A tag is the whole object's.
+            fits=lambda data: ref.start is not None or self._tags.fits(ref.version, data),
         )
         return Loaded(kept.data, kept.source, time.monotonic() - start_s)
 
@@ -228,14 +233,15 @@ class Loading:
         except ObjectError as error:
             self._requests(error.tries, 0)
             raise
-        self._requests(fetched.tries, len(fetched.data))
-        self._tags.learn(self._index[number].version, fetched.data)
+        self._requests(fetched.tries, len(fetched.data) if fetched.read_bytes is None else fetched.read_bytes)
+        if self._index.starts is None:
+            self._tags.learn(self._index[number].version, fetched.data)
         return Loaded(fetched.data, "store", fetched.seconds)
 
     def _requests(self, tries: int, fetched_bytes: int) -> None:
         with self._lock:
             self._requested.requests += tries
-            self._requested.retries += tries - 1
+            self._requested.retries += max(0, tries - 1)
             self._requested.fetched_bytes += fetched_bytes
             if self._index.total_bytes == 0 and fetched_bytes:
                 self._usual_bytes = fetched_bytes
@@ -245,7 +251,9 @@ class Loading:
         return size if size >= 0 else self._usual_bytes
 
     def _next_use_s(self, number: int) -> float | None:
-        """When the sample will be wanted again on this node, by the pace so far."""
+        """When the sample will be wanted again on this node, by the pace so far; or where it stands by importance."""
+        if self._plan.importance is not None:
+            return -self._plan.importance(number)
         if not self._ways or self._taken_per_s <= 0:
             return None
         positions = self._ways[self._way][0].used_again(number)

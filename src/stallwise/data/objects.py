@@ -18,11 +18,15 @@ _UNKNOWN = -1
 
 @dataclass(frozen=True, slots=True)
 class ObjectRef:
-    """One object. `version` is its ETag, or what else the store gives that changes with the content."""
+    """One object. `version` is its ETag, or what else the store gives that changes with the content.
+
+    With `start`, only the `size_bytes` of it that begin there.
+    """
 
     name: str
     size_bytes: int | None = None
     version: str | None = None
+    start: int | None = None
 
 
 @dataclass(frozen=True)
@@ -51,13 +55,19 @@ class Index:
     _names: _Texts
     _versions: _Texts
     sizes_bytes: npt.NDArray[np.int64]
+    starts: npt.NDArray[np.int64] | None = None
+    """Where samples are parts of objects: where each begins."""
 
     @classmethod
     def of(cls, bucket: str, objects: Iterable[ObjectRef]) -> "Index":
         """In the order given."""
         refs = list(objects)
         sizes = np.array([_UNKNOWN if ref.size_bytes is None else ref.size_bytes for ref in refs], dtype=np.int64)
-        return cls(bucket, _Texts.of(r.name for r in refs), _Texts.of(r.version or "" for r in refs), sizes)
+        names, versions = _Texts.of(r.name for r in refs), _Texts.of(r.version or "" for r in refs)
+        if all(ref.start is None for ref in refs):
+            return cls(bucket, names, versions, sizes)
+        starts = np.array([_UNKNOWN if ref.start is None else ref.start for ref in refs], dtype=np.int64)
+        return cls(bucket, names, versions, sizes, starts)
 
     def __len__(self) -> int:
         return len(self.sizes_bytes)
@@ -67,7 +77,13 @@ class Index:
 
     def __getitem__(self, number: int) -> ObjectRef:
         size = int(self.sizes_bytes[number])
-        return ObjectRef(self._names[number], None if size == _UNKNOWN else size, self._versions[number] or None)
+        start = _UNKNOWN if self.starts is None else int(self.starts[number])
+        return ObjectRef(
+            self._names[number],
+            None if size == _UNKNOWN else size,
+            self._versions[number] or None,
+            None if start == _UNKNOWN else start,
+        )
 
     @cached_property
     def total_bytes(self) -> int:
@@ -82,6 +98,7 @@ class Index:
             digest.update(part.ends.tobytes())
             digest.update(part.text)
         digest.update(self.sizes_bytes.tobytes())
+        digest.update(b"" if self.starts is None else self.starts.tobytes())
         return digest.hexdigest()
 
     def key(self, number: int) -> bytes:
@@ -92,4 +109,5 @@ class Index:
         """
         ref = self[number]
         text = f"{self.bucket}\0{ref.name}\0{ref.version}\0{ref.size_bytes}"
+        text += "" if ref.start is None else f"\0{ref.start}"
         return hashlib.blake2b(text.encode(errors="surrogatepass"), digest_size=KEY_BYTES).digest()

@@ -182,7 +182,7 @@ class Peers:
         size_bytes: int,
         route: Route,
         fetch: "Callable[[], Buffer]",
-        fits: Callable[[bytes], bool] | None = None,
+        fits: Callable[[bytes], bool | None] | None = None,
     ) -> Got:
         """From a peer, else by `fetch`; what its owner did not have is handed to it."""
         for member in route.others:
@@ -194,13 +194,14 @@ class Peers:
         return Got(data, "store", route.owner is not None and self._hand(route.owner, key, data))
 
     def _ask(
-        self, member: Member, key: bytes, size_bytes: int, fits: Callable[[bytes], bool] | None, wait_s: float
+        self, member: Member, key: bytes, size_bytes: int, fits: Callable[[bytes], bool | None] | None, wait_s: float
     ) -> bytes | None:
         def get(connection: Connection, deadline_s: float) -> bytes | None:
             data = connection.get(key, size_bytes, size_bytes or self._limit_bytes, deadline_s, wait_s)
-            if data is not None and fits is not None and not fits(data):
+            right = True if data is None or fits is None else fits(data)
+            if right is False:
                 raise WireError("its bytes are not those of the object's version")
-            return data
+            return data if right else None
 
         answered, data = self._talk(member, key, size_bytes, get)
         if answered and data is None:

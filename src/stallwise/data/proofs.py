@@ -25,12 +25,12 @@ class Tags:
         if self._mean == "unknown" and digits is not None:
             self._mean = "digests" if _md5(data) == digits else "anything"
 
-    def fits(self, version: str | None, data: bytes) -> bool:
-        """Whether a peer's bytes may be taken. While nothing is known, only what fits: else the bucket is asked."""
+    def fits(self, version: str | None, data: bytes) -> bool | None:
+        """Whether a peer's bytes may be taken. None: not yet known, the bucket must be asked; the peer may be right."""
         digits = _digits(version)
-        if digits is None or self._mean == "anything":
+        if digits is None or self._mean == "anything" or _md5(data) == digits:
             return True
-        return _md5(data) == digits
+        return None if self._mean == "unknown" else False
 
 
 def _digits(version: str | None) -> str | None:

@@ -5,6 +5,7 @@ import time
 
 from stallwise.data.entries import Entries
 from stallwise.data.ledger import Head, Ledger, Page
+from stallwise.data.packs import Packs
 from stallwise.data.policy import OVERDUE_S, Policy, may_replace
 from stallwise.data.table import DamagedError, Place
 
@@ -15,7 +16,7 @@ _TIDY_S = 10.0
 class Room:
     """Decides what fits. Everything that takes a `Page` is called by the holder of the ledger's lock."""
 
-    def __init__(self, entries: Entries, ledger: Ledger, policy: Policy, limit_bytes: int) -> None:
+    def __init__(self, entries: Entries | Packs, ledger: Ledger, policy: Policy, limit_bytes: int) -> None:
         self._entries, self._ledger, self._policy, self._limit_bytes = entries, ledger, policy, limit_bytes
 
     def might_fit(self, key: bytes, charge: int, rank: float) -> bool:

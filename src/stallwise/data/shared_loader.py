@@ -16,7 +16,7 @@ import hashlib
 import multiprocessing
 import os
 import secrets
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from multiprocessing.process import BaseProcess
 from multiprocessing.util import Finalize
 from typing import Any
@@ -78,7 +78,10 @@ class SharedLoader:
         self._hello = Hello(
             self._job, False, facts, staging_bytes, expected=jobs, patience_s=patience_s, gather_s=gather_s
         )
-        self._epoch = 0
+        self._epoch = self._at = 0
+        self._position = (0, 0)
+        self._resumed: str | None = None
+        self._digest = ""
         self._pid = os.getpid()
         self._link = self._met()
         context = multiprocessing.get_context(multiprocessing_context)
@@ -101,19 +104,46 @@ class SharedLoader:
         return self._preparation.group
 
     def set_epoch(self, epoch: int) -> None:
-        """The epoch that begins next; without it they are counted."""
-        self._epoch = epoch
+        """The epoch that begins next; without it they are counted. One that was broken off begins anew."""
+        if epoch != self._epoch:
+            self._at, self._resumed = 0, None
+        self._epoch, self._position = epoch, (epoch, self._at)
         counting = getattr(self._sampler, "set_epoch", None)
         if counting is not None:
             counting(epoch)
 
     def __iter__(self) -> Iterator[Any]:
-        epoch, order = self._epoch, self._order()
-        self._epoch += 1
+        epoch, first, order = self._epoch, self._at, self._order()
         batches = self._batches(len(order))
-        self._begin(epoch, order, batches, 0)
-        for number in range(batches):
-            yield self._take(epoch, number, order, batches)
+        self._check_resumed(epoch, order)
+        self._begin(epoch, order, batches, first)
+        # Only now: what failed before may be tried again, and goes on where it was to go on.
+        self._at, self._resumed = 0, None
+        self._epoch += 1
+        for number in range(first, batches):
+            batch = self._take(epoch, number, order, batches)
+            self._position = (epoch, number + 1) if number + 1 < batches else (epoch + 1, 0)
+            yield batch
+
+    def state_dict(self) -> dict[str, Any]:
+        """Where the job stands: behind the batch it was given last. For a checkpoint."""
+        epoch, batch = self._position
+        return {"epoch": epoch, "batch": batch, "seed": self._seed, "order": self._digest if batch else None}
+
+    def load_state_dict(self, state: Mapping[str, Any]) -> None:
+        """Go on there: the next iteration begins with the batch that would have come next, bit for bit the same."""
+        if state["seed"] != self._seed:
+            raise InputError(f"The saved position is of seed {state['seed']}, this loader has {self._seed}.")
+        self.set_epoch(int(state["epoch"]))
+        self._at, self._resumed = int(state["batch"]), state["order"]
+        self._position, self._digest = (self._epoch, self._at), state["order"] or ""
+
+    def _check_resumed(self, epoch: int, order: npt.NDArray[np.int64]) -> None:
+        if self._resumed is not None and self._resumed != _digest(order):
+            raise InputError(
+                f"The order of epoch {epoch} is not the one that the saved position belongs to. A sampler of your own "
+                "must draw the same order for an epoch every time."
+            )
 
     def stat(self) -> dict[str, int]:
         """What the group has staged, prepared, given and dropped so far."""
@@ -149,7 +179,8 @@ class SharedLoader:
         file = os.memfd_create("stallwise-order", os.MFD_CLOEXEC)
         try:
             os.write(file, data)
-            said = Begin(epoch, batches, hashlib.blake2b(data, digest_size=16).hexdigest(), at)
+            self._digest = _digest(order)
+            said = Begin(epoch, batches, self._digest, at)
             try:
                 answer, _ = self._link.ask(said, file)
             except GoneError:
@@ -178,6 +209,12 @@ class SharedLoader:
                 break
             except TimeoutError:
                 self._check_workers()
+            except GoneError:
+                raise
+            except BaseException:
+                # Interrupted: the answer that is on its way must not be taken for the next one.
+                self._link.close()
+                raise
         try:
             if answer.error is not None or file is None:
                 raise StallwiseError(f"A batch could not be prepared:\n{answer.error}")
@@ -194,6 +231,10 @@ class SharedLoader:
                 f"All {len(dead)} workers of this job have died (exit code {dead[0].exitcode}); other jobs of the "
                 "group go on. Was it killed for memory?"
             )
+
+
+def _digest(order: npt.NDArray[np.int64]) -> str:
+    return hashlib.blake2b(np.ascontiguousarray(order).tobytes(), digest_size=16).hexdigest()
 
 
 def _end(pid: int, workers: list[BaseProcess]) -> None:

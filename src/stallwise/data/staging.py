@@ -8,7 +8,8 @@ by a lease never exceeds the limit. Rules that keep jobs from holding each other
 - A job that waits longer than `patience_s` for a batch that finds no room is not held up by slower ones: the oldest
   staged batches that it has passed are dropped, then the farthest ahead, and who wanted them is *behind*. A job that
   is behind has its batches prepared by its own workers, and nobody keeps anything for it until it has caught up.
-- A batch that some job waits for and whose worker shows nothing for long is leased a second time.
+- A batch that some job waits for and whose worker shows nothing for long is leased a second time, and so is whatever
+  else that worker has: a stopped one is waited for once.
 - A job that is gone is taken off every batch at once.
 
 No clock, no socket, no file: everything here is told what time it is, and `settle` says what to answer to whom.
@@ -20,6 +21,8 @@ from dataclasses import dataclass, field
 Spot = tuple[int, int]
 """Epoch and number of a batch."""
 
+MOST_BATCHES = 4096
+"""Staged or leased at a time, however small: each is a descriptor of the process that holds them."""
 _LEAST_LEASE_S = 5.0
 _LEASE_FACTOR = 10.0
 
@@ -96,14 +99,23 @@ class Counts:
     given: int = 0
     dropped: int = 0
     again: int = 0
+    peak: int = 0
     peak_bytes: int = 0
 
 
 class Staging:
     """All books of one group of jobs."""
 
-    def __init__(self, limit_bytes: int, *, patience_s: float = 2.0, expected: int = 1, gather_s: float = 30.0) -> None:
-        self.limit_bytes, self.patience_s = limit_bytes, patience_s
+    def __init__(
+        self,
+        limit_bytes: int,
+        *,
+        patience_s: float = 2.0,
+        expected: int = 1,
+        gather_s: float = 30.0,
+        most: int = MOST_BATCHES,
+    ) -> None:
+        self.limit_bytes, self.patience_s, self.most = limit_bytes, patience_s, most
         self.expected, self.gather_s = expected, gather_s
         self.jobs: dict[str, Job] = {}
         self.batches: dict[Spot, Batch] = {}
@@ -115,7 +127,8 @@ class Staging:
         """Batches that are over; the server closes what is theirs."""
         self._workers: dict[Hashable, str] = {}
         self._asking: dict[Hashable, bool] = {}
-        self._rooms: dict[Spot, tuple[Hashable, int]] = {}
+        self._rooms: dict[Hashable, tuple[Spot, int]] = {}
+        # By worker: a batch that was leased a second time may be ready twice, and both workers wait for an answer.
         self._returned: set[Spot] = set()
         self._front: Spot = (0, 0)
         self._usual_bytes = 0
@@ -135,11 +148,14 @@ class Staging:
     def begin(self, job: str, epoch: int, batches: int, at: int, now_s: float) -> None:
         """A job begins an epoch, or goes on within it."""
         self.epochs[epoch] = batches
-        self.jobs[job].position = (epoch, at)
+        held = self.jobs[job]
+        held.position, held.wants = (epoch, at), None
         self._first_s = now_s if self._first_s is None else self._first_s
-        for spot, batch in self.batches.items():
-            if spot >= (epoch, at) and self._keeps_for(job, spot):
-                batch.users.add(job)
+        for spot in list(self.batches):
+            if self._keeps_for(job, spot):
+                self.batches[spot].users.add(job)
+            else:  # of an epoch that it broke off
+                self._let_go(job, spot)
 
     def want(self, job: str, spot: Spot, now_s: float) -> None:
         """A job waits for its next batch."""
@@ -155,11 +171,8 @@ class Staging:
         """A job has taken a batch out of the staging area."""
         held = self.jobs[job]
         held.position = self._after(spot)
-        batch = self.batches.get(spot)
-        if batch is not None:
-            batch.reading.discard(job)
-            batch.users.discard(job)
-            self._free_if_over(spot)
+        if spot in self.batches:
+            self._let_go(job, spot)
 
     def ask(self, worker: Hashable, *, wait: bool) -> None:
         """A worker asks for something to prepare."""
@@ -167,7 +180,7 @@ class Staging:
 
     def room(self, worker: Hashable, spot: Spot, size_bytes: int) -> None:
         """A worker has prepared a batch, and asks for room."""
-        self._rooms[spot] = (worker, size_bytes)
+        self._rooms[worker] = (spot, size_bytes)
 
     def put(self, worker: Hashable, spot: Spot, payload: object, now_s: float) -> bool:
         """The batch is there; whether it was still expected."""
@@ -193,9 +206,7 @@ class Staging:
         """A job is gone, however."""
         self.jobs.pop(job, None)
         for spot in list(self.batches):
-            self.batches[spot].users.discard(job)
-            self.batches[spot].reading.discard(job)
-            self._free_if_over(spot)
+            self._let_go(job, spot)
         if not self.jobs:
             self._first_s = None
 
@@ -203,7 +214,7 @@ class Staging:
         """A worker is gone; what it had goes out first."""
         self._workers.pop(worker, None)
         self._asking.pop(worker, None)
-        self._rooms = {spot: asked for spot, asked in self._rooms.items() if asked[0] != worker}
+        self._rooms.pop(worker, None)
         for spot in [spot for spot, lease in self.leases.items() if lease.worker == worker]:
             self._take_back(spot)
 
@@ -243,20 +254,20 @@ class Staging:
                 yield Give(name, spot, batch)
 
     def _grants(self, now_s: float) -> Iterator[Action]:
-        for spot in sorted(self._rooms):
-            worker, size_bytes = self._rooms[spot]
+        for worker, (spot, size_bytes) in sorted(self._rooms.items(), key=lambda asked: asked[1][0]):
             lease = self.leases.get(spot)
             if lease is None or lease.worker != worker or spot in self.batches or not self._users(spot):
-                del self._rooms[spot]
+                del self._rooms[worker]
                 if lease is not None and lease.worker == worker:
                     self._close_lease(spot, now_s)
                 yield Grant(worker, spot, is_wanted=False)
             elif self.used_bytes - lease.reserved_bytes + size_bytes <= self.limit_bytes:
-                del self._rooms[spot]
+                del self._rooms[worker]
                 lease.reserved_bytes = 0
                 self._usual_bytes = max(self._usual_bytes, size_bytes)
                 self.batches[spot] = Batch(size_bytes, self._users(spot))
                 self.counts.prepared += 1
+                self.counts.peak = max(self.counts.peak, len(self.batches))
                 self.counts.peak_bytes = max(self.counts.peak_bytes, self.staged_bytes)
                 yield Grant(worker, spot, is_wanted=True)
 
@@ -314,13 +325,15 @@ class Staging:
         allowed_s = max(_LEAST_LEASE_S, _LEASE_FACTOR * self._usual_s, 2 * self.patience_s)
         for job in self.jobs.values():
             lease = self.leases.get(job.wants) if job.wants else None
-            if job.wants is None or lease is None or now_s - lease.since_s < allowed_s or job.wants in self._rooms:
+            if job.wants is None or lease is None or self._waits_for_room(job.wants) is not None:
                 continue
-            if now_s - job.since_s >= self.patience_s:
+            if now_s - lease.since_s >= allowed_s and now_s - job.since_s >= self.patience_s:
                 self.counts.again += 1
                 # It may only be slow: the next one gets longer, or nobody would ever be done.
                 self._usual_s = max(self._usual_s, now_s - lease.since_s)
-                self._take_back(job.wants)
+                for spot in [spot for spot, other in self.leases.items() if other.worker == lease.worker]:
+                    if self._waits_for_room(spot) is None:
+                        self._take_back(spot)
 
     def _make_way(self, now_s: float) -> None:
         """Drop what slower jobs have not taken, where a faster one has lost its patience for room."""
@@ -328,11 +341,11 @@ class Staging:
             allowed_s = self.patience_s * (2 if job.behind else 1)
             if job.wants is None or job.wants in self.batches or now_s - job.since_s < allowed_s:
                 continue
-            asked = self._rooms.get(job.wants)
-            if job.wants in self.leases and asked is None:
-                continue  # it is being prepared
             lease = self.leases.get(job.wants)
-            needed = asked[1] - (lease.reserved_bytes if lease else 0) if asked else self._usual_bytes
+            asked_bytes = self._waits_for_room(job.wants)
+            if lease is not None and asked_bytes is None:
+                continue  # it is being prepared
+            needed = self._usual_bytes if lease is None or asked_bytes is None else asked_bytes - lease.reserved_bytes
             passed = sorted(spot for spot in self.batches if spot < job.wants)
             ahead = sorted((spot for spot in self.batches if spot > job.wants), reverse=True)
             for spot in (*passed, *ahead):
@@ -341,6 +354,18 @@ class Staging:
                     continue
                 if batch.is_ready and not batch.reading:
                     self._drop(spot)
+
+    def _waits_for_room(self, spot: Spot) -> int | None:
+        """How large a batch is that its worker has ready and finds no room for."""
+        lease = self.leases.get(spot)
+        asked = self._rooms.get(lease.worker) if lease is not None else None
+        return asked[1] if asked is not None and asked[0] == spot else None
+
+    def _let_go(self, job: str, spot: Spot) -> None:
+        """A job has it, or does not want it any more."""
+        self.batches[spot].users.discard(job)
+        self.batches[spot].reading.discard(job)
+        self._free_if_over(spot)
 
     def _drop(self, spot: Spot) -> None:
         for name in self.batches[spot].users:
@@ -378,7 +403,8 @@ class Staging:
         return near and not job.behind
 
     def _has_room(self, size_bytes: int) -> bool:
-        return self.used_bytes + size_bytes <= self.limit_bytes
+        places = len(self.batches.keys() | self.leases.keys())
+        return self.used_bytes + size_bytes <= self.limit_bytes and places < self.most
 
     @property
     def _reserved_bytes(self) -> int:

@@ -7,6 +7,7 @@ not do, the others' messages are answered.
 
 import contextlib
 import os
+import resource
 import selectors
 import signal
 import socket
@@ -16,7 +17,7 @@ from dataclasses import asdict, dataclass, field
 
 import msgspec
 
-from stallwise.data.staging import Give, Grant, Lend, Staging
+from stallwise.data.staging import MOST_BATCHES, Give, Grant, Lend, Staging
 from stallwise.data.staging_wire import (
     Answer,
     Ask,
@@ -39,7 +40,11 @@ from stallwise.data.staging_wire import (
 )
 
 IDLE_S = 1.0
+_NO_DESCRIPTORS = (
+    "The process that shares batches has no file descriptors left (ulimit -n is {}). Raise it, or make batches larger."
+)
 _POLL_S = 1.0
+_FULL_S = 0.05
 
 
 @dataclass(eq=False)
@@ -63,6 +68,7 @@ class Server:
         self._jobs: dict[str, Client] = {}
         self._staging: Staging | None = None
         self._orders: dict[int, tuple[str, int]] = {}
+        self._files = _most_files()
 
     def run(self) -> None:
         """Until nobody has been here for a while."""
@@ -80,7 +86,11 @@ class Server:
                 empty_s = time.monotonic()
 
     def _welcome(self) -> None:
-        connection, _ = self._listening.accept()
+        try:
+            connection, _ = self._listening.accept()
+        except OSError:
+            time.sleep(_FULL_S)  # no descriptor is free: who calls waits until one is
+            return
         if not is_same_user(connection):
             connection.close()
             return
@@ -121,8 +131,11 @@ class Server:
             self._answer(client, Answer(), self._orders[said.epoch][1])
         elif isinstance(said, Room):
             self._room(client, said, staging, now_s)
-        elif isinstance(said, Put) and file is not None:
-            return staging.put(client, (said.epoch, said.batch), file, now_s)
+        elif isinstance(said, Put):
+            if file is not None:
+                return staging.put(client, (said.epoch, said.batch), file, now_s)
+            # The kernel leaves a descriptor out that the table has no place for.
+            staging.fail(client, (said.epoch, said.batch), _NO_DESCRIPTORS.format(self._files), now_s)
         elif isinstance(said, Fail):
             staging.fail(client, (said.epoch, said.batch), said.text, now_s)
         elif isinstance(said, AskStat):
@@ -144,7 +157,12 @@ class Server:
             return
         if self._staging is None:
             self._staging = Staging(
-                said.limit_bytes, patience_s=said.patience_s, expected=said.expected, gather_s=said.gather_s
+                said.limit_bytes,
+                patience_s=said.patience_s,
+                expected=said.expected,
+                gather_s=said.gather_s,
+                # The other half is for jobs, their workers and orders.
+                most=min(MOST_BATCHES, self._files // 2),
             )
         client.job, client.facts = said.job, said.facts
         self._jobs[said.job] = client
@@ -260,6 +278,16 @@ class Server:
             os.close(file)
         self._free(staging)
         self._orders, self._staging = {}, None
+
+
+def _most_files() -> int:
+    """As many descriptors as we may have; all we may ask for."""
+    soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
+    wanted = hard if hard != resource.RLIM_INFINITY else 4 * MOST_BATCHES
+    if soft < wanted:
+        with contextlib.suppress(ValueError, OSError):
+            resource.setrlimit(resource.RLIMIT_NOFILE, (wanted, hard))
+    return resource.getrlimit(resource.RLIMIT_NOFILE)[0]
 
 
 def _stat(staging: Staging) -> dict[str, int]:

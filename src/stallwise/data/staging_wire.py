@@ -6,6 +6,7 @@ anonymous memory (memfd), which the kernel frees with its last holder: nobody's 
 """
 
 import array
+import errno
 import os
 import socket
 import struct
@@ -128,6 +129,10 @@ def send(connection: socket.socket, message: Any, file: int | None = None) -> No
         connection.sendmsg([data], attached, socket.MSG_NOSIGNAL)
     except (BrokenPipeError, ConnectionError):
         raise GoneError from None
+    except OSError as error:
+        if error.errno != errno.EBADF:
+            raise
+        raise GoneError from None  # closed on our side
 
 
 def receive(connection: socket.socket) -> tuple[bytes, int | None]:

@@ -10,7 +10,6 @@ from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
-from stallwise.data.entries import HEADER
 from stallwise.data.fetch import Fetcher
 from stallwise.data.objects import Index
 from stallwise.data.store import Bucket
@@ -22,7 +21,6 @@ if TYPE_CHECKING:
 
 # So many failures in a row, with nothing fetched between them, mean that none will succeed.
 GIVE_UP_AFTER = 20
-_BLOCK_BYTES = 4096
 _TICK_S = 0.1
 _LEAVE_S = 5.0
 
@@ -92,7 +90,7 @@ def need_of(index: Index, cache: "NodeCache", progress: Callable[[int], None] = 
     missing, present_bytes = [], 0
     for number in range(len(index)):
         if cache.contains(index.key(number)):
-            present_bytes += _charge(index, number)
+            present_bytes += cache.charge_bytes(_size(index, number))
         else:
             missing.append(number)
         if number % 1000 == 0:
@@ -100,11 +98,12 @@ def need_of(index: Index, cache: "NodeCache", progress: Callable[[int], None] = 
     progress(len(index))
     stat = cache.stat()
     # Under a policy that evicts, other data makes room; this bucket's own must not push itself out.
-    room = stat.limit_bytes - (stat.used_bytes if cache.policy in ("no-evict", "farthest") else present_bytes)
+    room = stat.limit_bytes - (stat.used_bytes if cache.policy not in ("lru", "fifo") else present_bytes)
     chosen, bytes_ = [], 0
     for number in missing:
-        if _charge(index, number) <= room:
-            room -= _charge(index, number)
+        charge = cache.charge_bytes(_size(index, number))
+        if charge <= room:
+            room -= charge
             chosen.append(number)
             bytes_ += _size(index, number)
     taken = set(chosen)
@@ -296,8 +295,3 @@ class Warming:
 
 def _size(index: Index, number: int) -> int:
     return max(0, int(index.sizes_bytes[number]))
-
-
-def _charge(index: Index, number: int) -> int:
-    """Disk space an entry takes, as far as can be told from here: on a disk with larger blocks it is more."""
-    return -(-(HEADER.size + _size(index, number)) // _BLOCK_BYTES) * _BLOCK_BYTES
