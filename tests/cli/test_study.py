@@ -29,8 +29,8 @@ def test_a_small_study_over_the_link_as_it_is(cli: Cli, tmp_path: Path) -> None:
     (link,) = found["links"]
     assert [row["network"] for row in link["networks"]] == NETWORKS.split(",")
     by_name = {row["network"]: row for row in link["networks"]}
-    # 61 M parameters against 5 M: whatever the machine does, that is to be seen.
-    assert by_name["alexnet"]["stall_s"] > by_name["resnet10"]["stall_s"] > 0
+    # 133 M parameters against 5 M: whatever the machine does, that is to be seen.
+    assert by_name["vgg11"]["stall_s"] > by_name["resnet10"]["stall_s"] > 0
     assert by_name["vgg11"]["gradient_bytes"] == pytest.approx(132_863_336 * 4 / 64, rel=1e-4)
     assert min(link["coefficients"].values()) >= 0 < max(link["coefficients"].values())
     assert set(link["family_errors"]) >= {"vgg", "alexnet"}

@@ -75,6 +75,18 @@ def test_the_same_for_a_run_of_our_own(tmp_path: Path) -> None:
     same_graph(run, round_trip(run, tmp_path))
 
 
+def test_bucket_limits_are_kept(imported: Run, tmp_path: Path) -> None:
+    """The made trace exchanges both its gradients at once; a file with other limits has other buckets."""
+    path = export_layers(imported, tmp_path / "layers.json").path
+    content = json.loads(path.read_text())
+    assert (content["overlap"]["first_bucket_bytes"], content["overlap"]["bucket_bytes"]) == (2**20, 25 * 2**20)
+    content["overlap"] |= {"first_bucket_bytes": 700, "bucket_bytes": 3000}
+    path.write_text(json.dumps(content))
+    write_layer_run(read_layer_file(path), path, tmp_path / "again")
+    found = job_of(Run.open(tmp_path / "again")).overlap
+    assert (found.first_bucket_bytes, found.bucket_bytes) == (700, 3000)
+
+
 def test_a_layer_file_is_also_read_where_layers_are(imported: Run, tmp_path: Path) -> None:
     path = export_layers(imported, tmp_path / "layers.json").path
     trace, job = read_layers(path), job_of(imported)
@@ -98,6 +110,7 @@ Change = Callable[[dict[str, object]], object]
         (lambda d: d["layers"][0].update(name=d["layers"][1]["name"]), "two layers called"),
         (lambda d: d["layers"][0].update(comm_s=1.0), "Give it to stallwise whatif"),
         (lambda d: d["overlap"].update(accumulate=0), "at least 1"),
+        (lambda d: d["overlap"].update(first_bucket_bytes=-1), "first_bucket_bytes is -1"),
         (lambda d: d["overlap"].update(scheme="magic"), "not 'magic'"),
         (lambda d: d.update(gpus=0), "gpus is 0"),
     ],

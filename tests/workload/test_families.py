@@ -40,6 +40,20 @@ def test_work_and_sizes_are_those_of_the_zoo() -> None:
     assert compared >= 15
 
 
+def test_shufflenets_are_torchvisions() -> None:
+    """Parameters and multiply-accumulates as its model list gives them, rounded there to three digits."""
+    listed = {
+        "x0_5": (1_366_792, 0.04),
+        "x1_0": (2_278_604, 0.14),
+        "x1_5": (3_503_624, 0.30),
+        "x2_0": (7_393_996, 0.58),
+    }
+    for name, (parameters, gmacs) in listed.items():
+        made = network(f"shufflenet_v2_{name}")
+        assert made.parameters == parameters
+        assert made.macs / 1e9 == pytest.approx(gmacs, abs=0.0051)
+
+
 def test_an_unknown_network_is_named() -> None:
     with pytest.raises(UnknownNameError, match="resnet50"):
         network("resnet51")

@@ -10,7 +10,7 @@ from stallwise.model.fabric import Fabric
 from stallwise.model.overlap import Overlap
 from stallwise.model.whatif import Answer, Change, Job, what_if
 from stallwise.record.setup import Asked, setup_of
-from stallwise.workload.layers import Layer
+from stallwise.workload.layers import Layer, is_bucket, is_unnamed
 
 _PREFIXES = ("module.", "_orig_mod.")
 # Less than this part of a step is within what the model is off by.
@@ -30,6 +30,11 @@ class Best:
     def gain(self) -> float:
         """Part of the own step that the plan saves."""
         return 1 - self.planned.step_s / self.own.step_s
+
+    @property
+    def whole_buckets(self) -> bool:
+        """Whether the smallest pieces known are the job's own buckets, so that none could be cut."""
+        return not self.plan.named and all(is_bucket(name) for b in self.plan.buckets for name in b.parameters)
 
     @property
     def worthwhile(self) -> bool:
@@ -95,6 +100,7 @@ def _plan(job: Job, gradients: merge.Gradients, runs: merge.Merge, gpus: int, fo
         buckets=tuple(
             Bucket(parameters=tuple(names[i] for i in run), bytes=sum(gradients.bytes[i] for i in run)) for run in runs
         ),
+        named=not any(map(is_unnamed, names)),
         forecast=forecast,
     )
 

@@ -8,6 +8,8 @@
    a planned bucket to become ready starts the all-reduce of all of it. Exact for any order and any dtypes, at the price
    of a copy and some Python per parameter.
 
+A plan made from a trace has no names, only bytes in ready order; limits carry it out, the hook cannot.
+
 The first step uses other buckets (torch learns the order from it). Gradients are those of plain DDP: each is multiplied
 by 1/N and summed over ranks; with two ranks bit for bit, with more up to the order of summation.
 """
@@ -46,13 +48,19 @@ def planned_ddp(
     trained = {name: p for name, p in module.named_parameters() if p.requires_grad}
     _check(planned, trained, options)
     taken = way or ("limits" if has_limits() and _alike(trained) else "hook")
+    if taken == "hook" and not planned.named:
+        raise InputError(
+            f"The bucket plan was made from a trace ({planned.source}), which has no names of parameters: only torch "
+            "2.13 or newer with parameters of one dtype carries it out. Else profile the job with stallwise profile, "
+            "and make the plan from that."
+        )
     if taken == "limits":
         if not has_limits():
             raise InputError(
                 f"torch {torch.__version__} has no bucket_cap_mb_list, which way='limits' needs; take 'hook'."
             )
         # A limit is reached by exactly its bucket; the division by a power of two is exact.
-        limits: Any = [_bytes(bucket.parameters, trained) / _MIB for bucket in planned.buckets]
+        limits: Any = [size / _MIB for size in _planned_bytes(planned, trained)]
         model = DistributedDataParallel(module, bucket_cap_mb_list=limits, **options)
     else:
         model = DistributedDataParallel(module, bucket_cap_mb=_ONE_BYTE_MB, **options)
@@ -88,7 +96,7 @@ def carried_out(model: DistributedDataParallel) -> CarriedOut:
         raise InputError("This model was not made by planned_ddp, so there is no plan to compare it with.")
     planned, way = made
     parameters = {name: p for name, p in model.module.named_parameters() if p.requires_grad}
-    wanted = tuple(_bytes(bucket.parameters, parameters) for bucket in planned.buckets)
+    wanted = _planned_bytes(planned, parameters)
     found = CarriedOut(way=way, planned_bytes=wanted, real_bytes=_real_bytes(model, way, wanted))
     if found.as_planned is False:
         warnings.warn(
@@ -185,6 +193,9 @@ def _check(plan: BucketPlan, trained: Mapping[str, nn.Parameter], options: Mappi
             "With find_unused_parameters torch never learns the order of gradients, so a bucket plan cannot be "
             "carried out. Leave it out, or use plain DDP."
         )
+    if not plan.named:
+        _check_bytes(plan, trained)
+        return
     unknown, missing = sorted(set(trained) - plan.parameters), sorted(plan.parameters - set(trained))
     if unknown or missing:
         raise InputError(
@@ -197,6 +208,22 @@ def _check(plan: BucketPlan, trained: Mapping[str, nn.Parameter], options: Mappi
             )
             + f". It was made from {plan.source}; profile this model and make another."
         )
+
+
+def _check_bytes(plan: BucketPlan, trained: Mapping[str, nn.Parameter]) -> None:
+    found = _bytes(tuple(trained), trained)
+    if found != plan.bytes:
+        raise InputError(
+            f"The bucket plan is of another model: it has {plan.bytes:,} bytes of gradients, this one {found:,}. "
+            f"It was made from {plan.source}; trace or profile this model and make another."
+        )
+
+
+def _planned_bytes(plan: BucketPlan, trained: Mapping[str, nn.Parameter]) -> tuple[int, ...]:
+    """Of each bucket: of the parameters it names, or as the plan says."""
+    if not plan.named:
+        return tuple(bucket.bytes for bucket in plan.buckets)
+    return tuple(_bytes(bucket.parameters, trained) for bucket in plan.buckets)
 
 
 def _alike(trained: Mapping[str, nn.Parameter]) -> bool:

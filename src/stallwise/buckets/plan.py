@@ -12,7 +12,10 @@ VERSION = 1
 
 
 class Bucket(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
-    """One all-reduce: the parameters whose gradients it carries, by name in the bare module."""
+    """One all-reduce: the parameters whose gradients it carries, by name in the bare module.
+
+    Of a plan without names they are gradients by their place in ready order, or whole buckets of the traced job.
+    """
 
     parameters: tuple[str, ...]
     bytes: int
@@ -28,13 +31,18 @@ class Forecast(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class BucketPlan(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
-    """Buckets in the order they are sent. Every trained parameter of the module is in exactly one."""
+    """Buckets in the order they are sent. Every trained parameter of the module is in exactly one.
+
+    `named` is False of a plan made from a trace, which holds sizes and order of gradients but no names: then only its
+    bytes can be carried out.
+    """
 
     version: int = VERSION
     source: str
     """The run it was made from."""
     gpus: int
     buckets: tuple[Bucket, ...]
+    named: bool = True
     forecast: Forecast | None = None
 
     def __post_init__(self) -> None:

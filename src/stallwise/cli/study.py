@@ -17,7 +17,7 @@ def study(
         "study"
     ),
     networks: Annotated[
-        str | None, typer.Option("--networks", help="Names, as resnet18,vgg16. Default: 17 of six families.")
+        str | None, typer.Option("--networks", help="Names, as resnet18,vgg16. Default: 20 of seven families.")
     ] = None,
     rates: Annotated[
         str, typer.Option("--rates", help="Link rates to shape; as-is: between processes here, unshaped.")

@@ -11,6 +11,8 @@ class Mark(NamedTuple):
 
     wall_s: float
     event: Any = None
+    cpu_s: float = 0.0
+    """Processor time of this process so far."""
 
 
 class Clock:
@@ -29,10 +31,10 @@ class Clock:
     def mark(self) -> Mark:
         """Now, for the processor and for the GPU's current stream."""
         if not self.on_gpu:
-            return Mark(time.monotonic())
+            return Mark(time.monotonic(), None, time.process_time())
         event = self._spare.pop() if self._spare else torch.cuda.Event(enable_timing=True)  # type: ignore[no-untyped-call]
         event.record(self._stream())
-        return Mark(time.monotonic(), event)
+        return Mark(time.monotonic(), event, time.process_time())
 
     def _stream(self) -> Any:
         """The current stream. torch makes a new object for it at every call; asking for its address is far quicker."""

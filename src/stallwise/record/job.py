@@ -203,7 +203,7 @@ def _overlap(model: ModelRecord, passes: int) -> Overlap:
         return Overlap(scheme="zero3", accumulate=passes)
     cap = model.bucket_cap_bytes or DDP_BUCKET_BYTES
     # torch gives up its small first bucket once a script chooses a size.
-    first = DDP_FIRST_BYTES if cap == DDP_BUCKET_BYTES else cap
+    first = model.first_bucket_bytes or (DDP_FIRST_BYTES if cap == DDP_BUCKET_BYTES else cap)
     return Overlap(scheme="ddp", bucket_bytes=cap, first_bucket_bytes=first, accumulate=passes)
 
 

@@ -210,5 +210,6 @@ def _model(document: LayerDocument, forward_s: float, backward_s: float) -> Mode
         backward_s=backward_s,
         update_s=document.update_s,
         bucket_cap_bytes=document.overlap.bucket_bytes,
+        first_bucket_bytes=document.overlap.first_bucket_bytes,
         sharded=document.overlap.scheme == _SHARDED,
     )

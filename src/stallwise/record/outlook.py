@@ -6,8 +6,19 @@ from stallwise.errors import InputError
 from stallwise.model.calibrate import OwnLinks, own_links
 from stallwise.model.fabric import Fabric, KnownLink
 from stallwise.model.overlap import Overlap
+from stallwise.model.schedule import Schedule, schedule
 from stallwise.model.stalls import Share
-from stallwise.model.whatif import POWERS_OF_TWO, Answer, Change, Job, assumptions, scaling, speedup, what_if
+from stallwise.model.whatif import (
+    POWERS_OF_TWO,
+    Answer,
+    Change,
+    Job,
+    assumptions,
+    prediction,
+    scaling,
+    speedup,
+    what_if,
+)
 from stallwise.record.setup import Asked, Setup, own_fabric, setup_of
 from stallwise.units import BITS_PER_BYTE
 
@@ -51,6 +62,8 @@ class Outlook:
     curve_ends: str | None
     """Why the curve does not go up to 1,024 GPUs."""
     assumptions: tuple[str, ...]
+    schedule: Schedule
+    """When each part of the predicted step runs."""
 
     @property
     def model_error(self) -> float | None:
@@ -60,9 +73,14 @@ class Outlook:
         return self.baseline.step_s / self.measured.s - 1
 
 
-def outlook_of(job: Job, change: Change, asked: Asked, *, curve: bool | None = None) -> Outlook:
-    """The answer; `curve` None draws it as far as links are known, True insists on all of it."""
-    own = own_links(job, asked.latency_s or 0.0)
+def outlook_of(
+    job: Job, change: Change, asked: Asked, *, curve: bool | None = None, own: OwnLinks | None = None
+) -> Outlook:
+    """The answer; `curve` None draws it as far as links are known, True insists on all of it.
+
+    `own`: the job's own links, where they have been told before (they are most of the work).
+    """
+    own = own_links(job, asked.latency_s or 0.0) if own is None else own
     setup = setup_of(job, asked, own)
     baseline = _baseline(job, own)
     answer = what_if(job, change, setup.fabric, setup.gpus)
@@ -86,6 +104,7 @@ def outlook_of(job: Job, change: Change, asked: Asked, *, curve: bool | None = N
         curve=points,
         curve_ends=ends,
         assumptions=(*assumptions(job, change, setup.gpus), *setup.said, *_other_gpu(job, change, asked)),
+        schedule=schedule(prediction(job, change, setup.fabric, setup.gpus).graph),
     )
 
 

@@ -287,6 +287,7 @@ class Recorder:
             samples=step.samples,
             kept=step.kept,
             tokens=step.tokens,
+            cpu_s=step.end.cpu_s - step.begin.cpu_s,
         )
         self.writer.append("steps", row)
         for collective in rows(self.writer.rank, self._steps, step.waited, self.clock):

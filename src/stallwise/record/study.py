@@ -4,6 +4,7 @@ Every link (rate and number of processes) is one launch of ranks that run all ne
 line, so a study that was stopped goes on where it was; one with other settings in the same folder is refused.
 """
 
+import bisect
 import contextlib
 import importlib.util
 import itertools
@@ -72,7 +73,7 @@ class Settings(msgspec.Struct, frozen=True, kw_only=True):
 FULL = (
     "resnet10", "resnet18", "resnet34", "resnet50", "resnet101", "resnet152", "nobn_resnet18", "nobn_resnet34",
     "vgg11", "vgg16_bn", "vgg19", "densenet121", "densenet161", "densenet201", "mobilenet_v2",
-    "squeezenet1_0", "alexnet",
+    "shufflenet_v2_x0_5", "shufflenet_v2_x1_0", "shufflenet_v2_x2_0", "squeezenet1_0", "alexnet",
 )  # fmt: skip
 QUICK = ("resnet10", "resnet18", "resnet50", "nobn_resnet18", "vgg11", "vgg16", "densenet121", "alexnet")
 RATES = ("250mbit", "500mbit", "1gbit")
@@ -169,35 +170,35 @@ def _seen(sample: Measured, settings: Settings) -> Seen:
     return Seen(
         network=sample.network,
         family=made.family,
-        features=Features(
-            tensors=len(made.tensors),
-            layers=made.layers,
-            bucket_bytes=sample.bucket_bytes,
-            bucket_ready=_ready(sample, settings),
-            backward_s=sample.backward_s,
-        ),
+        features=_features(sample, settings),
         stall_s=max(0.0, sample.shared_s - sample.alone_s),
         step_s=sample.alone_s,
     )
 
 
-def _ready(sample: Measured, settings: Settings) -> tuple[float, ...]:
-    """The part of backward after which each bucket was complete: layers by their work, what else there was evenly."""
-    layers: dict[int, list[float]] = {}
-    for tensor in network(sample.network).tensors:
-        layer = layers.setdefault(tensor.layer, [0.0, 0.0])
-        layer[0] += max(1, tensor.elements // settings.scale) * ELEMENT_BYTES
-        layer[1] += 2 * tensor.macs * settings.batch * S_PER_MAC
-    asleep_s = sum(seconds for _, seconds in layers.values())
-    rest_s = max(0.0, sample.backward_s - asleep_s) / len(layers)
-    ends = list(itertools.accumulate(sample.bucket_bytes))
-    found: list[float] = []
-    held_bytes = at_s = 0.0
-    for number in sorted(layers, reverse=True):
-        held_bytes, at_s = held_bytes + layers[number][0], at_s + layers[number][1] + rest_s
-        while len(found) < len(ends) and held_bytes >= ends[len(found)]:
-            found.append(at_s / (asleep_s + rest_s * len(layers)))
-    return tuple(found) + (1.0,) * (len(ends) - len(found))
+def _features(sample: Measured, settings: Settings) -> Features:
+    """Layers end in backward by their work, what else there was shared evenly; a bucket with the last of its layers."""
+    made = network(sample.network)
+    count = made.layers
+    size, work_s, tensors = [0] * count, [0.0] * count, [0] * count
+    for tensor in made.tensors:
+        place = count - 1 - tensor.layer  # in backward
+        size[place] += max(1, tensor.elements // settings.scale) * ELEMENT_BYTES
+        work_s[place] += 2 * tensor.macs * settings.batch * S_PER_MAC
+        tensors[place] += 1
+    rest_s = max(0.0, sample.backward_s - sum(work_s)) / count
+    ends_s = list(itertools.accumulate(work + rest_s for work in work_s))
+    held, gathered = list(itertools.accumulate(size)), list(itertools.accumulate(tensors))
+    last = [min(bisect.bisect_left(held, end), count - 1) for end in itertools.accumulate(sample.bucket_bytes)]
+    return Features(
+        tensors=len(made.tensors),
+        layers=count,
+        bucket_bytes=sample.bucket_bytes,
+        bucket_ready=tuple(ends_s[place] / ends_s[-1] for place in last),
+        bucket_tensors=tuple(gathered[place] for place in last),
+        layer_ends=tuple(end_s / ends_s[-1] for end_s in ends_s),
+        backward_s=sample.backward_s,
+    )
 
 
 def _check(settings: Settings) -> None:
@@ -247,9 +248,10 @@ def _places(
     if not shaped:
         return
     with study_hosts(count) as hosts:
-        for rate, names in shaped.items():
+        for rate in sorted(shaped, key=parse_rate, reverse=True):
+            # The fastest first: it is done soonest, so a study that is stopped has most to show.
             shape(hosts, parse_rate(rate))
-            yield rate, hosts, names
+            yield rate, hosts, shaped[rate]
 
 
 def _launch(

@@ -14,11 +14,13 @@ from dataclasses import dataclass
 
 import numpy as np
 
+from stallwise.record.trace_buckets import buckets_among, limits_of
 from stallwise.record.trace_passes import Pass, passes_of, updates_of
 from stallwise.record.trace_ranks import RankView, TracedJob
 from stallwise.run.manifest import ModelRecord
 from stallwise.run.readers.device_trace import NO_LAUNCH, Call, Gradient, Step, Times, Work
 from stallwise.run.schema import GradientRow
+from stallwise.workload.layers import unnamed
 
 NOTHING = "Nothing can be predicted from this run: "
 """What the note begins with that says why."""
@@ -45,6 +47,8 @@ class TracedModel:
     record: ModelRecord | None
     gradients: tuple[GradientRow, ...] = ()
     why_not: str | None = None
+    strange_buckets: bool = False
+    """Gradients were all-reduced, but not in buckets that torch's DDP would make of them with any limit."""
 
 
 def traced_model(job: TracedJob, flops: float | None = None) -> TracedModel:
@@ -72,7 +76,10 @@ def traced_model(job: TracedJob, flops: float | None = None) -> TracedModel:
         )
     width = gradients[0].bytes // max(1, gradients[0].elements)
     passes = Passes(*(statistics.median(getattr(found, name) for found in timed) for name in Passes.__slots__))
-    elements, buckets = sum(row.elements for row in gradients), _buckets(view, steps)
+    elements = sum(row.elements for row in gradients)
+    sizes, sent = [row.bytes for row in gradients], [size for _, _, size in _reduced(view, steps[-1].last)]
+    buckets = buckets_among(sizes, sent)
+    limits = None if buckets is None else limits_of(sizes, buckets)
     return TracedModel(
         ModelRecord(
             parameters=elements,
@@ -87,9 +94,12 @@ def traced_model(job: TracedJob, flops: float | None = None) -> TracedModel:
             forward_s=passes.forward_s,
             backward_s=passes.backward_s,
             update_s=passes.update_s,
-            bucket_bytes=tuple(buckets),
+            bucket_bytes=tuple(buckets or sent),
+            bucket_cap_bytes=limits.later_bytes if limits else None,
+            first_bucket_bytes=limits.first_bytes if limits else None,
         ),
         tuple(gradients),
+        strange_buckets=bool(sent) and limits is None,
     )
 
 
@@ -204,7 +214,7 @@ def _of_autograd(view: RankView, steps: list[_TracedStep]) -> list[GradientRow]:
             GradientRow(
                 rank=view.rank,
                 order=order,
-                name=f"gradient {order} {list(gradient.shape or ())}",
+                name=unnamed(order, gradient.shape or ()),
                 elements=elements,
                 bytes=elements * (gradient.element_bytes or 4),
                 ready_s=before_s if known else None,
@@ -230,7 +240,7 @@ def _of_buckets(view: RankView, steps: list[_TracedStep]) -> list[GradientRow]:
             GradientRow(
                 rank=view.rank,
                 order=order,
-                name=f"bucket {order}",
+                name=unnamed(order),
                 elements=elements,
                 bytes=size,
                 ready_s=before_s if times else None,
@@ -238,10 +248,6 @@ def _of_buckets(view: RankView, steps: list[_TracedStep]) -> list[GradientRow]:
             )
         )
     return rows
-
-
-def _buckets(view: RankView, steps: list[_TracedStep]) -> list[int]:
-    return [size for _, _, size in _reduced(view, steps[-1].last)]
 
 
 def _reduced(view: RankView, each: Pass) -> list[tuple[int, int, int]]:

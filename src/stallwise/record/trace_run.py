@@ -143,6 +143,11 @@ def _notes(job: TracedJob, model: TracedModel, *, sure: bool, per_node: int) -> 
         said.append(f"{NOTHING}{model.why_not}.")
     elif not model.record or model.record.flops_per_step is None:
         said.append("FLOPs cannot be counted without shapes (record_shapes=True), so no other GPU can be predicted.")
+    if model.strange_buckets:
+        said.append(
+            "Gradients travel in other pieces than DDP makes of them with one limit (a plan, a hook that compresses, "
+            "or parameters that are not used): torch's buckets of 25 MiB are assumed (--bucket says)."
+        )
     if any(view.trace.on_processor for view in job.ranks):
         said.append("No device is in the trace: operators of the processor count as compute.")
     if len(job.ranks) == 1 and job.world_size > 1:

@@ -22,6 +22,8 @@ def draw(best: Best) -> RenderableType:
     rows.add_row("best buckets", Text(_headline(best), style="bold"))
     if not best.worthwhile:
         rows.add_row("", Text("No other buckets save 1 % of a step: the plan is what the job has now.", style="dim"))
+    for sentence in _traced(best):
+        rows.add_row("", Text(sentence, style="dim"))
     drawn = table(("bucket", "right"), ("bytes", "right"), ("parameters", "right"), "from … to")
     for number, bucket in enumerate(best.plan.buckets[:_MOST]):
         drawn.add_row(f"{number + 1}", show_bytes(bucket.bytes), f"{len(bucket.parameters):,}", _span(bucket))
@@ -36,6 +38,16 @@ def _headline(best: Best) -> str:
     return (
         f"{len(best.plan.buckets)} buckets: {show_seconds(planned)}; {now}; {show_percent(best.gain)} of a step saved"
     )
+
+
+def _traced(best: Best) -> list[str]:
+    """What a plan from a trace lacks."""
+    if best.plan.named:
+        return []
+    said = ["A trace has no names of parameters: torch 2.13 or newer carries the plan out by its bytes."]
+    if best.whole_buckets:
+        said.append("It has no shapes either (record_shapes=True): buckets could be joined, not cut.")
+    return said
 
 
 def _span(bucket: Bucket) -> str:

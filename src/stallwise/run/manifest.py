@@ -90,7 +90,8 @@ class ModelRecord(msgspec.Struct, frozen=True, kw_only=True):
 
     `precision` is what multiplies (fp32, tf32, bf16, fp16, …); FLOPs are of one rank's step, forward and backward.
     Where `compiled`, or where the passes could not be told apart, times are null. `bucket_bytes` are DDP's buckets as
-    torch built them, `bucket_cap_bytes` their limit; `sharded` means FSDP2.
+    torch built them, `bucket_cap_bytes` their limit and `first_bucket_bytes` the first one's where that is known by
+    itself; `sharded` means FSDP2.
     """
 
     parameters: int
@@ -110,6 +111,7 @@ class ModelRecord(msgspec.Struct, frozen=True, kw_only=True):
     update_s: float | None = None
     bucket_bytes: tuple[int, ...] = ()
     bucket_cap_bytes: int | None = None
+    first_bucket_bytes: int | None = None
     sharded: bool = False
 
 

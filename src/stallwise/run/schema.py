@@ -44,6 +44,9 @@ class StepRow(NamedTuple):
         bool,
         Column("Boolean", "false for warm-up steps and for steps that lived on leftovers of the last phase"),
     ] = True
+    cpu_s: Annotated[
+        float | None, Column("Float64", "processor time of the rank's own process, all its threads, without workers")
+    ] = None
 
 
 class BatchRow(NamedTuple):

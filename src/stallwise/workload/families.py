@@ -8,6 +8,7 @@ their kin, as torchvision builds them for 224 × 224 pixels and 1,000 classes, c
     vgg         Simonyan & Zisserman, arXiv 1409.1556; `_bn` with batch norm
     densenet    Huang et al., arXiv 1608.06993
     mobilenet   Sandler et al., *MobileNetV2*, arXiv 1801.04381
+    shufflenet  Ma et al., *ShuffleNetV2*, arXiv 1807.11164
     squeezenet  Iandola et al., arXiv 1602.07360
     alexnet     Krizhevsky, arXiv 1404.5997
 """
@@ -196,6 +197,38 @@ def _mobilenet(build: _Builder) -> None:
     build.dense(1280, _CLASSES)
 
 
+_SHUFFLES = (4, 8, 4)
+
+
+def _shufflenet(widths: tuple[int, ...], last: int, build: _Builder) -> None:
+    build.conv(3, 24, 3, stride=2)
+    build.norm(24)
+    build.pool(3, 2, 1)
+    inputs = 24
+    for outputs, count in zip(widths, _SHUFFLES, strict=True):
+        for number in range(count):
+            _shuffle(build, inputs, outputs // 2, stride=1 if number else 2)
+            inputs = outputs
+    build.conv(inputs, last, 1)
+    build.norm(last)
+    build.dense(last, _CLASSES)
+
+
+def _shuffle(build: _Builder, inputs: int, width: int, *, stride: int) -> None:
+    """Two branches where the picture shrinks; else one, on half of the channels."""
+    if stride > 1:
+        side = build.conv(inputs, inputs, 3, stride=stride, groups=inputs, side=build.side)
+        build.norm(inputs)
+        build.conv(inputs, width, 1, side=side)
+        build.norm(width)
+    build.conv(inputs if stride > 1 else width, width, 1)
+    build.norm(width)
+    build.conv(width, width, 3, stride=stride, groups=width)
+    build.norm(width)
+    build.conv(width, width, 1)
+    build.norm(width)
+
+
 _FIRES = ((16, 64), (16, 64), (32, 128), (32, 128), (48, 192), (48, 192), (64, 256), (64, 256))
 
 
@@ -233,6 +266,13 @@ _DENSE = {
     201: (32, 64, (6, 12, 48, 32)),
 }
 
+_SHUFFLED = {
+    "x0_5": ((48, 96, 192), 1024),
+    "x1_0": ((116, 232, 464), 1024),
+    "x1_5": ((176, 352, 704), 1024),
+    "x2_0": ((244, 488, 976), 2048),
+}
+
 _MADE: Mapping[str, tuple[str, Callable[[_Builder], None]]] = {
     **{f"resnet{d}": ("resnet", partial(_resnet, c, bottleneck=False)) for d, c in _BASIC.items()},
     **{f"resnet{d}": ("resnet", partial(_resnet, c, bottleneck=True)) for d, c in _BOTTLENECK.items()},
@@ -241,6 +281,7 @@ _MADE: Mapping[str, tuple[str, Callable[[_Builder], None]]] = {
     **{f"vgg{d}_bn": ("vgg", partial(_vgg, d, norms=True)) for d in _VGG},
     **{f"densenet{d}": ("densenet", partial(_densenet, g, b, c)) for d, (g, b, c) in _DENSE.items()},
     "mobilenet_v2": ("mobilenet", _mobilenet),
+    **{f"shufflenet_v2_{x}": ("shufflenet", partial(_shufflenet, w, last)) for x, (w, last) in _SHUFFLED.items()},
     "squeezenet1_0": ("squeezenet", _squeezenet),
     "alexnet": ("alexnet", _alexnet),
 }

@@ -5,11 +5,29 @@ single tensor in our own records. A trace holds layers in forward order; backwar
 """
 
 import math
-from collections.abc import Iterable
+import re
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from typing import Self
 
 from stallwise.errors import InputError
+
+_UNNAMED = re.compile(r"(?:gradient|bucket) \d+(?: \[.*\])?")
+
+
+def unnamed(order: int, shape: Sequence[int] | None = None) -> str:
+    """What a gradient is called of which only its place among the others is known; without a shape, a whole bucket."""
+    return f"bucket {order}" if shape is None else f"gradient {order} {list(shape)}"
+
+
+def is_unnamed(name: str) -> bool:
+    """Whether a name is one of `unnamed`, not a parameter's."""
+    return _UNNAMED.fullmatch(name) is not None
+
+
+def is_bucket(name: str) -> bool:
+    """Whether it stands for a whole bucket."""
+    return is_unnamed(name) and name.startswith("bucket")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

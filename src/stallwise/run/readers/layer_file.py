@@ -95,6 +95,10 @@ def read_layer_file(path: Path) -> LayerDocument:
         raise InputError(f"{path} holds no layers.")
     if document.overlap.accumulate < 1:
         raise InputError(f"{path}: overlap.accumulate is {document.overlap.accumulate}; it must be at least 1.")
+    for name in ("bucket_bytes", "first_bucket_bytes"):
+        size = getattr(document.overlap, name)
+        if size is not None and size < 1:
+            raise InputError(f"{path}: overlap.{name} is {size}; it must be at least 1, or left out.")
     if [entry.id for entry in document.layers] != list(range(len(document.layers))):
         raise InputError(f"{path}: layer ids must count from 0 in forward order, each once.")
     trace_of(document, path)  # says which layer has a time that cannot be
