@@ -185,8 +185,8 @@ def test_the_page_is_whole_and_needs_nothing_else(cli: Cli, run: Path, tmp_path:
     read = _Reader(text)
     assert "http" not in text
     assert {tag for tag, _ in read.tags}.isdisjoint({"script", "img", "iframe"})
-    (picture,) = [svg for svg in read.named("svg") if svg["class"] == "picture"]
-    assert picture["role"] == "img"
+    curve, timeline = [svg for svg in read.named("svg") if svg["class"] == "picture"]
+    assert curve["role"] == timeline["role"] == "img"
     for expected in ("64 GPUs on 32 nodes", "1,024", "Taken for granted", "As it is:"):
         assert expected in read.text
     assert "nan" not in text

@@ -97,7 +97,7 @@ def serving(folder: Path) -> Iterator[Served]:
 
 @pytest.fixture(scope="session")
 def shelf(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """An ordinary run, a hostile one, one of 1,024 ranks, and a simulation."""
+    """An ordinary run, a hostile one, one of 1,024 ranks, and two simulations."""
     folder = tmp_path_factory.mktemp("runs")
     make_cold_run(folder / "cold")
     make_hostile_run(folder / "hostile")
@@ -108,7 +108,20 @@ def shelf(tmp_path_factory: pytest.TempPathFactory) -> Path:
         for i in range(250)
     )
     (folder / "sims" / "jobs.csv").write_text(JOBS + "".join(rows))
+    _simulate(folder / "sims")
     return folder
+
+
+def _simulate(folder: Path) -> None:
+    """What the command writes: two policies at two loads."""
+    trace = folder / "trace.txt"
+    rows = [f"j{i},{i * 30},{1 << (i % 4)},{60 + 37 * i % 600}" for i in range(40)]
+    trace.write_text("\n".join(["job_id,submit_s,gpus,duration_s", *rows]) + "\n")
+    words = ("--cluster", "racks=1,machines=2,gpus=8", "--policy", "fifo,srtf", "--loads", "0.5,2", "--json")
+    done = subprocess.run(
+        [sys.executable, "-m", "stallwise", "simulate", str(trace), *words], check=True, capture_output=True
+    )
+    (folder / "policies.json").write_bytes(done.stdout)
 
 
 @pytest.fixture(scope="session")

@@ -24,6 +24,7 @@ VIEWS = {
     "whatif": "#/run/cold/whatif",
     "rent": "#/run/cold/rent",
     "compare": "#/compare/cold/hostile",
+    "simulation": "#/simulation/sims%2Fpolicies.json",
     "jobs": "#/jobs/sims%2Fjobs.csv",
     "hostile": "#/run/hostile",
     "wide": "#/run/wide",
@@ -34,6 +35,7 @@ READY = {
     "whatif": ".answer .tile",
     "rent": "svg.picture",
     "compare": "table",
+    "simulation": "table td.n",
     "jobs": "svg.picture",
     "hostile": "iframe",
     "wide": "iframe",
@@ -146,8 +148,86 @@ def test_sliders_moved_by_keyboard_show_what_the_command_line_prints(tab: Opened
     for part in ("compute", "exchange"):
         shown = page.inner_text(f".answer tbody tr:has-text('{part}') td.n")
         assert shown in next(line for line in drawn.splitlines() if line.startswith(part))
-    page.wait_for_selector("svg.picture")
-    assert "1,024 GPUs" in (page.text_content("svg.picture desc") or "")
+    curve = page.wait_for_selector("h2:has-text('More GPUs') + svg.picture desc", state="attached")
+    assert curve is not None
+    assert "1,024 GPUs" in (curve.text_content() or "")
+    tab.quiet()
+
+
+def test_what_cannot_be_answered_leaves_nothing_of_the_answer_before(tab: Opened) -> None:
+    page = tab.page
+    tab.go("whatif")
+    _settled(page)
+    assert "Predicted step" in (page.text_content(".spoken") or "")
+    page.route("**/api/whatif?*", lambda route: route.fulfill(json={"cannot": "It cannot be."}))
+    _drag(page, "nodes", 1)
+    page.wait_for_selector(".answer .error:has-text('It cannot be.')")
+    page.unroute("**/api/whatif?*")
+    assert page.text_content(".spoken") == ""
+    assert page.get_attribute(".answer", "data-step") is None
+    tab.quiet()
+
+
+def test_a_curve_that_comes_late_is_not_drawn(tab: Opened) -> None:
+    page, held = tab.page, list[Any]()
+    tab.go("whatif")
+    _settled(page)
+    page.wait_for_selector("h2:has-text('More GPUs')")
+    page.route("**/api/curve?*", lambda route: route.continue_() if held else held.append(route))
+    with page.expect_request("**/api/curve?*"):
+        _drag(page, "nodes", 1)
+    page.wait_for_timeout(100)
+    assert held
+    with page.expect_response("**/api/curve?*"):
+        _drag(page, "nodes", 1)
+    held[0].fulfill(json={"points": [], "ends": "of a moment ago"})
+    page.unroute("**/api/curve?*")
+    page.wait_for_timeout(200)
+    assert page.locator("text=of a moment ago").count() == 0
+    assert page.locator("h2:has-text('More GPUs') + svg.picture").count() == 1
+    tab.quiet()
+
+
+def test_the_step_over_time_shows_the_critical_path(tab: Opened) -> None:
+    page = tab.page
+    tab.go("whatif")
+    _settled(page)
+    _drag(page, "nodes", 4)
+    _settled(page)
+    lanes = page.locator(".answer svg.picture text.lane").all_text_contents()
+    assert {"device", "exchange"} <= set(lanes)
+    # The critical path goes through the whole step: the lines together are as long as a lane.
+    lines = ".answer svg.picture line.critical"
+    lengths = page.evaluate(
+        f"[...document.querySelectorAll('{lines}')].map((one) => one.x2.baseVal.value - one.x1.baseVal.value)"
+    )
+    whole = page.evaluate("document.querySelector('.answer svg.picture rect.track').width.baseVal.value")
+    assert sum(lengths) == pytest.approx(whole, rel=0.02)
+    titles = page.locator(".answer svg.picture rect title").all_text_contents()
+    assert any(title.startswith("backward") and title.endswith("on the critical path") for title in titles)
+    tab.quiet()
+
+
+def test_a_simulation_is_browsed(tab: Opened) -> None:
+    page = tab.page
+    tab.go("list")
+    page.click("a[href*='policies.json']")
+    page.wait_for_selector("table td.n")
+    said = json.loads((tab.served.folder / "sims" / "policies.json").read_text())
+    settings = page.locator("#setting option").all_inner_texts()
+    assert len(settings) == len(said["settings"]) == 2
+    for place, setting in enumerate(said["settings"]):
+        page.select_option("#setting", str(place))
+        shown = page.locator("main table").first.locator("tbody th").all_inner_texts()
+        assert {name.rstrip("*") for name in shown} == {one["policy"] for one in setting["policies"]}
+        assert setting["verdict"] in page.inner_text("main")
+        heads = page.locator("main table").first.locator("thead button")
+        for nth in range(heads.count()):
+            head = heads.nth(nth)
+            head.focus()
+            page.keyboard.press("Enter")
+        # Sorted by the last column, which is the table's own figure of each policy.
+        assert page.locator("main table thead th[aria-sort]:not([aria-sort=none])").count() == 1
     tab.quiet()
 
 
@@ -240,7 +320,7 @@ def test_1024_ranks_are_drawn(tab: Opened) -> None:
 
 def test_a_narrow_screen_scrolls_tables_and_nothing_else(browser: "Browser", served: Served) -> None:
     opened = Opened(browser, served, width=380)
-    for view in ("list", "whatif", "rent"):
+    for view in ("list", "run", "whatif", "rent", "simulation", "jobs"):
         opened.go(view)
         assert opened.page.evaluate("document.documentElement.scrollWidth <= window.innerWidth"), view
         opened.page.screenshot(path=pictures() / f"ui-{view}-narrow.png", full_page=True)

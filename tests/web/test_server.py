@@ -3,12 +3,16 @@
 import json
 import os
 import shlex
+import shutil
 import time
 from pathlib import Path
 
 import pytest
 
+from stallwise.cli.ui import _losses
 from stallwise.errors import StallwiseError
+from stallwise.hardware.catalog import load_catalog
+from stallwise.web.opened import Desk
 from stallwise.web.shelf import Shelf
 from tests.conftest import Cli
 from tests.report.made_runs import make_full_run
@@ -172,7 +176,7 @@ def test_a_run_of_1024_ranks_has_a_page_below_a_megabyte(served: Served) -> None
 
 
 # Positions of the sliders; the answer names the command that says the same.
-OWN = (
+OWN: tuple[dict[str, object], ...] = (
     {},
     {"workers": 6},
     {"cache": 0.5},
@@ -205,7 +209,7 @@ def test_sliders_answer_as_whatif_does(served: Served, ask: Cli, sliders: dict[s
     assert found["cost"]["usd"] == pytest.approx(nodes * 2.5 * found["time"]["s"] / 3600)
 
 
-RENTED = (
+RENTED: tuple[dict[str, object], ...] = (
     {"instance": "aws/p4d.24xlarge", "nodes": 2, "used": 8},
     {"instance": "aws/g5.12xlarge", "nodes": 1, "used": 4, "workers": 4},
     {"instance": "aws/p4d.24xlarge", "nodes": 1, "used": 8, "batch": "kept"},
@@ -243,18 +247,18 @@ def test_a_link_or_a_cache_changes_a_rented_fleet(served: Served) -> None:
 
 
 def test_what_cannot_be_is_a_sentence(served: Served) -> None:
-    for query, words in (
-        ("run=wide", "layers"),
-        ("run=cold&nodes=0", "nodes"),
-        ("run=cold&workers=x", "workers"),
-        ("run=cold&network_gbit=25&nodes=4", "link"),
-        ("run=cold&instance=aws/none&samples=1", "none"),
-        ("run=cold&instance=aws/p4d.24xlarge", "samples"),
-        ("", "run"),
+    for status, query, words in (
+        (200, "run=wide", "layers"),
+        (200, "run=cold&network_gbit=25&nodes=4", "link"),
+        (200, "run=cold&instance=aws/none&samples=1", "none"),
+        (200, "run=cold&instance=aws/p4d.24xlarge", "samples"),
+        (422, "run=cold&nodes=0", "nodes"),
+        (422, "run=cold&workers=x", "workers"),
+        (422, "", "run"),
     ):
         answer = served.get(f"/api/whatif?{query}")
-        assert answer.status == 422
-        assert words in answer.json()["error"]
+        assert answer.status == status
+        assert words in answer.json()["cannot" if status == 200 else "error"]
 
 
 def test_the_skypilot_file_is_the_commands_own(served: Served, ask: Cli, tmp_path: Path) -> None:
@@ -298,3 +302,12 @@ def test_a_folder_that_is_not_there_and_a_taken_port(ask: Cli, served: Served, t
     assert "no folder" in ask("ui", str(tmp_path / "none"), code=2).stderr
     port = served.base.rpartition(":")[2]
     assert f"Port {port}" in ask("ui", str(tmp_path), "--port", port, code=2).stderr
+
+
+def test_spot_terms_go_with_the_run_they_were_read_from(shelf: Path, tmp_path: Path) -> None:
+    run = Path(shutil.copytree(shelf / "cold", tmp_path / "cold"))
+    desk = Desk(Shelf(tmp_path), load_catalog())
+    before = _losses(desk.open("cold"), 12.0)
+    assert _losses(desk.open("cold"), 12.0) is before
+    os.utime(run / "manifest.json", ns=(1, 1))
+    assert _losses(desk.open("cold"), 12.0) is not before

@@ -1,6 +1,5 @@
 """`stallwise ui`: the runs of a folder in the browser."""
 
-from functools import lru_cache
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
@@ -9,8 +8,15 @@ import typer
 from stallwise.errors import InputError
 
 if TYPE_CHECKING:
+    from subprocess import Popen
+
     from stallwise.cloud.wish import SpotTerms
     from stallwise.web.opened import Opened
+
+
+_KEPT: "list[Popen[bytes]]" = []
+"""What opens the browser ends with this process."""
+_MOST_TERMS = 128
 
 
 def ui(
@@ -48,20 +54,23 @@ def ui(
 
 
 def _losses(opened: "Opened", mean_life_h: float) -> "SpotTerms":
-    return _losses_of(opened.run.path, opened.run.manifest.run_id, mean_life_h)
-
-
-@lru_cache(maxsize=128)
-def _losses_of(path: Path, _: str, mean_life_h: float) -> "SpotTerms":
-    """As `stallwise recommend --spot --mean-life` takes them from the run."""
+    """As `stallwise recommend --spot --mean-life` takes them from the run; kept as long as its files stay the same."""
     from stallwise.cli.recommend_inputs import spot_terms, starting
 
-    return spot_terms(path, f"{mean_life_h:g}h", None, starting(None, None), None, None)
+    known = opened.spot_terms
+    found = known.get(mean_life_h)
+    if found is None:
+        if len(known) >= _MOST_TERMS:
+            known.clear()
+        path = opened.run.path
+        found = known[mean_life_h] = spot_terms(path, f"{mean_life_h:g}h", None, starting(None, None), None, None)
+    return found
 
 
 def _ready(address: str, folder: Path, *, browser: bool) -> None:
     typer.echo(f"The runs in {folder} are at {address}\nCtrl-C ends it.")
     if browser:
-        import webbrowser
+        typer.echo("If no page comes up (browsers from snap or Flatpak cannot read /tmp), open that address yourself.")
+        from stallwise.web.opener import open_page
 
-        webbrowser.open(address)
+        _KEPT.append(open_page(address))

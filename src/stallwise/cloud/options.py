@@ -13,7 +13,9 @@ from stallwise.cloud.subject import Subject
 from stallwise.cloud.wish import Wish
 from stallwise.hardware.offer import Offer
 from stallwise.model.epoch import Step, whole
-from stallwise.model.whatif import Answer, Change, what_if
+from stallwise.model.fabric import Fabric
+from stallwise.model.schedule import Schedule, schedule
+from stallwise.model.whatif import Answer, Change, Job, prediction, what_if
 from stallwise.units import SECONDS_PER_HOUR
 
 
@@ -172,6 +174,19 @@ def _chances(bids: Bids, column: int, wish: Wish, replayed: Replayed | None) -> 
 
 def answer_of(subject: Subject, shape: Shape, used: int, nodes: int, batch: float, passes: int, workers: int) -> Answer:
     """The same fleet through `what_if`: its split, what binds, its critical path."""
+    return what_if(*_asked(subject, shape, used, nodes, batch, passes, workers))
+
+
+def schedule_of(subject: Subject, option: Option) -> Schedule:
+    """When each part of the step behind `option.answer` runs."""
+    batch, passes = option.samples_per_gpu / subject.samples, option.passes // max(1, subject.job.overlap.accumulate)
+    asked = _asked(subject, option.shape, option.used, option.nodes, batch, passes, option.workers)
+    return schedule(prediction(*asked).graph)
+
+
+def _asked(
+    subject: Subject, shape: Shape, used: int, nodes: int, batch: float, passes: int, workers: int
+) -> tuple[Job, Change, Fabric, int]:
     job, trace = subject.job, subject.job.trace
     seconds = float(shape.time.seconds(np.array([batch]), np.array([float(passes)]))[0])
     before = max(1, job.overlap.accumulate)
@@ -185,4 +200,4 @@ def answer_of(subject: Subject, shape: Shape, used: int, nodes: int, batch: floa
         prepare_speed=1 / shape.prepare,
     )
     bounded = replace(job, compute_factors=(shape.time.low, shape.time.high))
-    return what_if(bounded, change, replace(shape.fabric, gpus_per_node=used), used * nodes)
+    return bounded, change, replace(shape.fabric, gpus_per_node=used), used * nodes

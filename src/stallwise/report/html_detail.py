@@ -10,7 +10,7 @@ from stallwise.report.heat import heat_svg
 from stallwise.report.markup import Cell, Raw, Row, key_of, number, table
 from stallwise.report.svg import Piece, bar, gradients_svg, in_buckets
 from stallwise.report.text import show_bytes, show_count, show_flops, show_memory, show_percent, show_seconds
-from stallwise.report.timeline_svg import legend, path_words, timeline_svg
+from stallwise.report.timeline_svg import timed
 from stallwise.run.manifest import ModelRecord
 
 _MOST_RANKS = 16
@@ -72,14 +72,7 @@ def time_section(profile: Profile, detail: Detail) -> str:
     found = detail.schedule
     if found is None or not found.slots:
         return ""
-    said = (
-        f"By the model, whose step takes {show_seconds(found.step_s)}; the line under a lane is the critical path, "
-        "which is what to shorten."
-    )
-    return (
-        f'<p class="dim">{escape(said)}</p>{timeline_svg(found, key_of(profile, "time"))}'
-        f'<p class="dim legend">{legend(found)}</p><p>{escape(path_words(found))}</p>'
-    )
+    return timed(found, key_of(profile, "time"))
 
 
 def bucket_section(profile: Profile) -> str:

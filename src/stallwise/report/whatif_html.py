@@ -11,6 +11,7 @@ from stallwise.report.document import document, write
 from stallwise.report.markup import Cell, Raw, Row, number, section, table
 from stallwise.report.svg import Piece, bar
 from stallwise.report.text import show_number, show_percent, show_seconds
+from stallwise.report.timeline_svg import STYLE, timed
 from stallwise.report.whatif import (
     PARTS,
     parts_s,
@@ -27,12 +28,15 @@ from stallwise.report.whatif import (
 _KINDS = {"compute": "compute", "exchange": "network", "copy": "copy", "data": "prep"}
 _WIDTH, _HEIGHT = 760, 300
 _LEFT, _RIGHT, _TOP, _FLOOR = 56, 744, 16, 262
-_STYLE = """
+_STYLE = (
+    STYLE
+    + """
 .stallwise svg .band { fill: var(--network); opacity: .18; }
 .stallwise svg .line { fill: none; stroke: var(--network); stroke-width: 2; }
 .stallwise svg .ideal { fill: none; stroke: var(--dim); stroke-width: 1; stroke-dasharray: 4 4; }
 .stallwise svg .asked { fill: none; stroke: var(--ink); stroke-width: 2; }
 """
+)
 
 
 def write_page(found: Outlook, path: Path) -> Path:
@@ -44,6 +48,7 @@ def page(found: Outlook) -> str:
     """The whole document: no script, nothing from elsewhere."""
     made = (
         ("Where the predicted step goes", "step", _split(found.answer)),
+        ("A step over time", "time", timed(found.schedule, "whatif-over-time") if found.schedule.slots else ""),
         ("More GPUs", "curve", _curve(found)),
         ("Links", "links", _list(show_link(link) for link in found.links)),
         ("Taken for granted", "assumed", _list(found.assumptions)),

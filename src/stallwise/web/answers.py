@@ -3,12 +3,13 @@
 import math
 from typing import Any
 
-from stallwise.cloud.options import Option
-from stallwise.cloud.wish import Wish
+from stallwise.cloud.options import Option, schedule_of
 from stallwise.model.epoch import Whole
+from stallwise.model.schedule import Schedule
 from stallwise.model.whatif import Answer
 from stallwise.record.outlook import Outlook
 from stallwise.report.text import show_bounds, show_number, show_percent, show_seconds
+from stallwise.report.timeline_svg import KINDS, lanes, path_words, slot_words
 from stallwise.report.whatif import (
     PARTS,
     parts_s,
@@ -21,7 +22,7 @@ from stallwise.report.whatif import (
     show_speedup,
 )
 from stallwise.web.opened import Opened
-from stallwise.web.predict import Terms, own, rented
+from stallwise.web.predict import Rented, Terms, own, rented
 from stallwise.web.sliders import Sliders, command
 
 _HIDDEN = 0.0005
@@ -32,8 +33,7 @@ def answer(opened: Opened, run: str, asked: Sliders, terms: Terms) -> dict[str, 
     if asked.instance is None:
         found, batch, job = own(opened, asked)
         return _own(found, batch, job, run, asked)
-    option, wish = rented(opened, asked, terms)
-    return _rented(option, wish, run, asked)
+    return _rented(rented(opened, asked, terms), run, asked)
 
 
 def curve(opened: Opened, asked: Sliders) -> dict[str, Any]:
@@ -81,11 +81,13 @@ def _own(found: Outlook, batch: float, job: Whole | None, run: str, asked: Slide
         + [["links", show_link(link)] for link in found.links],
         "assumed": list(found.assumptions),
         "command": command(asked.whatif_words(run, batch)),
+        "timeline": _timeline(found.schedule),
+        "rough": False,
     }
 
 
-def _rented(option: Option, wish: Wish, run: str, asked: Sliders) -> dict[str, Any]:
-    listed = asked.listed
+def _rented(found: Rented, run: str, asked: Sliders) -> dict[str, Any]:
+    option, wish = found.option, found.wish
     offer = option.offer
     facts = [
         ["offer", f"{offer.instance.cloud} {offer.zone or offer.region}, ${option.usd_per_h:,.4g}/h a machine"],
@@ -95,7 +97,8 @@ def _rented(option: Option, wish: Wish, run: str, asked: Sliders) -> dict[str, A
     if option.spot is not None:
         result = option.spot.result
         said = f"{result.losses:.2g} losses on average, {show_seconds(result.redone_s)} done twice"
-        facts.append(["spot", f"{said}; save every {show_seconds(option.spot.interval_s)}"])
+        replays = f"{option.spot.question.replays:,} replays"
+        facts.append(["spot", f"{said}; save every {show_seconds(option.spot.interval_s)}; {replays}"])
     return {
         "fleet": option.name,
         "step": _seconds(option.step_s, option.step_low_s, option.step_high_s),
@@ -110,13 +113,41 @@ def _rented(option: Option, wish: Wish, run: str, asked: Sliders) -> dict[str, A
         "as_it_is": None,
         "facts": facts,
         "assumed": [*(wish.spot.said if wish.spot else ()), *wish.said],
-        "command": command(asked.recommend_words(run)) if listed else None,
+        "command": command(asked.recommend_words(run)) if asked.listed else None,
+        "timeline": _timeline(schedule_of(found.subject, option)),
+        "rough": asked.quick and option.spot is not None,
     }
 
 
 def settings(option: Option) -> str:
     """Batch and loader workers."""
     return f"{option.samples_per_gpu:g} samples per GPU and step, {option.batch:g} in all; num_workers {option.workers}"
+
+
+def _timeline(found: Schedule) -> dict[str, Any]:
+    """Lanes of the predicted step, as the report draws them."""
+    return {
+        "step_s": found.step_s,
+        "end": show_seconds(found.step_s),
+        "words": path_words(found),
+        "lanes": [
+            {
+                "name": name,
+                "slots": [
+                    {
+                        "kind": slot.kind,
+                        "class": KINDS[slot.kind],
+                        "start_s": slot.start_s,
+                        "end_s": slot.end_s,
+                        "critical": slot.critical,
+                        "words": slot_words(slot),
+                    }
+                    for slot in slots
+                ],
+            }
+            for name, slots in lanes(found)
+        ],
+    }
 
 
 def _parts(answer: Answer, step_s: float) -> list[dict[str, Any]]:

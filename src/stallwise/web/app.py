@@ -13,6 +13,7 @@ from pathlib import Path
 from typing import Any
 
 from starlette.applications import Starlette
+from starlette.background import BackgroundTask
 from starlette.datastructures import QueryParams
 from starlette.exceptions import HTTPException
 from starlette.middleware import Middleware
@@ -197,7 +198,10 @@ def _figures(place: Place, query: QueryParams) -> Response:
 
 
 def _run(place: Place, query: QueryParams) -> Response:
-    return _json(shown.facts(place.desk.open(_key(query))))
+    opened = place.desk.open(_key(query))
+    answer = _json(shown.facts(opened))
+    answer.background = BackgroundTask(opened.prepare)  # sliders come next
+    return answer
 
 
 def _instances(place: Place, _: QueryParams) -> Response:
@@ -211,11 +215,21 @@ def _compare(place: Place, query: QueryParams) -> Response:
 
 def _whatif(place: Place, query: QueryParams) -> Response:
     key = _key(query)
-    return _json(answers.answer(place.desk.open(key), place.named(key), sliders_of(query), place.terms))
+    opened, asked = place.desk.open(key), sliders_of(query)
+    return _position(lambda: answers.answer(opened, place.named(key), asked, place.terms))
 
 
 def _curve(place: Place, query: QueryParams) -> Response:
-    return _json(answers.curve(place.desk.open(_key(query)), sliders_of(query)))
+    opened, asked = place.desk.open(_key(query)), sliders_of(query)
+    return _position(lambda: answers.curve(opened, asked))
+
+
+def _position(answer: Callable[[], dict[str, Any]]) -> Response:
+    """A position that cannot be is an answer too: a browser would complain of a failed request at every move."""
+    try:
+        return _json(answer())
+    except StallwiseError as error:
+        return _json({"cannot": str(error)})
 
 
 def _recommend(place: Place, query: QueryParams) -> Response:
@@ -234,8 +248,8 @@ def _skypilot(place: Place, query: QueryParams) -> Response:
 def _skypilot_fleet(place: Place, query: QueryParams) -> Response:
     """Of the fleet that the sliders stand at."""
     opened, asked = place.desk.open(_key(query)), sliders_of(query)
-    option, wish = rented(opened, asked, place.terms)
-    return _yaml(rent.skypilot_of(opened, option, wish))
+    found = rented(opened, asked, place.terms)
+    return _yaml(rent.skypilot_of(opened, found.option, found.wish))
 
 
 def _yaml(text: str) -> Response:

@@ -29,6 +29,9 @@ from stallwise.units import BITS_PER_BYTE
 from stallwise.web.opened import Opened
 from stallwise.web.sliders import Sliders
 
+QUICK_REPLAYS = 300
+"""Of a spot fleet while a slider moves: 3 % of the command line's, which leaves room below 100 ms on a laptop."""
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Terms:
@@ -53,7 +56,7 @@ def own(opened: Opened, asked: Sliders, *, curve: bool = False) -> tuple[Outlook
     gpus, _ = layout_of(job, setup)
     batch = (job.gpus or 1) / gpus if asked.keep_batch else 1.0
     change = Change(batch=batch, workers=asked.workers, cached=asked.cache)
-    found = outlook_of(job, change, setup, curve=None if curve else False)
+    found = outlook_of(job, change, setup, curve=None if curve else False, own=opened.links)
     return found, batch, _job(job, asked, found.answer, batch * gpus)
 
 
@@ -70,13 +73,22 @@ def _job(job: Job, asked: Sliders, answer: Answer, gpus: float) -> Whole | None:
     return whole(step, Plan(samples=asked.samples, batch=job.samples * gpus))
 
 
-def rented(opened: Opened, asked: Sliders, terms: Terms) -> tuple[Option, Wish]:
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Rented:
+    """A fleet that the sliders stand at."""
+
+    subject: Subject
+    wish: Wish
+    option: Option
+
+
+def rented(opened: Opened, asked: Sliders, terms: Terms) -> Rented:
     """On rented machines: the cheapest offer of the instance type; an `InputError` where it cannot be."""
     if asked.samples is None:
         raise InputError("Say how many samples the job has: time and cost of rented machines are those of a job.")
     instance = _instance(opened, asked)
     wish = wish_of(opened, asked, terms)
-    offers = [one for one in opened.catalog.offers if one.instance == instance]
+    offers = opened.offers_of(instance)
     priced = priced_offers(offers, wish)
     if not priced:
         market = "spot" if asked.spot else "on-demand"
@@ -93,7 +105,7 @@ def rented(opened: Opened, asked: Sliders, terms: Terms) -> tuple[Option, Wish]:
     if not finished.any():
         raise InputError("Machines that live so briefly never finish this job. Give them longer, or rent others.")
     best = int(np.argmin(np.where(finished, bids.usd, np.inf)))
-    return option_of(subject, bids, best, wish, replays), wish
+    return Rented(subject=subject, wish=wish, option=option_of(subject, bids, best, wish, replays))
 
 
 def wish_of(opened: Opened, asked: Sliders, terms: Terms) -> Wish:
@@ -107,13 +119,19 @@ def wish_of(opened: Opened, asked: Sliders, terms: Terms) -> Wish:
         retired=True,
         arm=True,
         on_demand=not asked.spot,
-        spot=terms.losses(opened, asked.mean_life_h) if asked.spot else None,
+        spot=_spot(opened, asked, terms) if asked.spot else None,
         scale_batch=not asked.keep_batch,
         workers=asked.workers or None,
         provision_s=terms.provision_s,
         startup_s=terms.startup_s,
         said=terms.said,
     )
+
+
+def _spot(opened: Opened, asked: Sliders, terms: Terms) -> SpotTerms:
+    """As the command line has them; while a slider moves, with fewer replays."""
+    found = terms.losses(opened, asked.mean_life_h)
+    return replace(found, replays=min(found.replays, QUICK_REPLAYS)) if asked.quick else found
 
 
 def _instance(opened: Opened, asked: Sliders) -> Instance:

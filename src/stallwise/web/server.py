@@ -1,5 +1,6 @@
 """The server itself: a socket on 127.0.0.1, uvicorn on it, everything slow imported while the browser starts."""
 
+import contextlib
 import secrets
 import socket
 import threading
@@ -9,6 +10,7 @@ import uvicorn
 
 from stallwise.errors import InputError
 from stallwise.web.app import Place, make_app
+from stallwise.web.shelf import BROKEN
 
 HOST = "127.0.0.1"
 
@@ -66,7 +68,17 @@ class _Server(uvicorn.Server):
 
 
 def _warm(place: Place) -> None:
-    """Read the catalog and import what the first answer would wait for."""
+    """What the first answers would wait for: imports, the price list, compiled loops, and the newest run."""
     import polars  # noqa: F401
 
+    from stallwise.spot.lifetimes.models import Exponential
+    from stallwise.spot.plan.closed import Work
+    from stallwise.spot.plan.fleet import Kind, one_kind
+    from stallwise.spot.plan.simulate import simulate
+
     _ = place.desk.catalog.offers
+    hour = Kind(name="", usd_per_h=1.0, spot_usd_per_h=1.0, life=Exponential(3600.0))
+    simulate(Work(work_s=60.0, interval_s=30.0, save_s=1.0), one_kind(hour, 1), replays=200)
+    with contextlib.suppress(*BROKEN):
+        for newest in place.desk.shelf.listing().runs[:1]:
+            place.desk.open(newest.key).prepare()

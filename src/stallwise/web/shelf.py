@@ -78,16 +78,16 @@ class Shelf:
                 refused.append(Listed(key=ascii(key), why="Its name is not UTF-8."))
                 continue
             try:
-                entries = {entry.name: entry for entry in _entries(folder)}
+                inside = {entry.name: entry for entry in entries(folder)}
             except OSError:
                 continue
-            if MANIFEST_NAME in entries:
+            if MANIFEST_NAME in inside:
                 try:
                     runs.append(Listed(key=key, manifest=self._manifest(folder)))
                 except BROKEN as error:
                     refused.append(Listed(key=key, why=_sentence(error)))
                 continue
-            for name, entry in sorted(entries.items()):
+            for name, entry in sorted(inside.items()):
                 kind = _kind(entry)
                 if kind and _told(name):
                     files[kind].append((folder / name).relative_to(self.root).as_posix())
@@ -102,16 +102,21 @@ class Shelf:
 
     def run_path(self, key: str) -> Path:
         """Where a run lies; everything a reader would open there has been looked at. A `RunError` refuses it."""
-        folder = self._inside(key)
-        if not stat.S_ISDIR(os.lstat(folder).st_mode):
-            raise RunError(f"{key} is not a run's folder.")
+        folder = self.run_folder(key)
         self._manifest(folder)
-        for entry in _entries(folder):
+        for entry in entries(folder):
             if entry.name.endswith(".parquet"):
                 _plain_file(entry, f"{key}/{entry.name}", MOST_TABLE_BYTES)
                 _few_rows(Path(entry.path), f"{key}/{entry.name}")
             elif entry.name == PARTS_NAME:
                 _parts(entry, key)
+        return folder
+
+    def run_folder(self, key: str) -> Path:
+        """Where a run would lie; nothing in it has been looked at."""
+        folder = self._inside(key)
+        if not stat.S_ISDIR(os.lstat(folder).st_mode):
+            raise RunError(f"{key} is not a run's folder.")
         return folder
 
     def file_path(self, key: str) -> Path:
@@ -163,7 +168,7 @@ class Shelf:
             level = below[:MOST_FOLDERS]
 
 
-def _entries(folder: Path | str) -> "list[os.DirEntry[str]]":
+def entries(folder: Path | str) -> "list[os.DirEntry[str]]":
     """What lies in a folder, not what links there lead to."""
     with os.scandir(folder) as found:
         return list(found)
@@ -180,7 +185,7 @@ def _told(name: str) -> bool:
 
 def _children(folder: Path) -> list[Path]:
     try:
-        found = [entry for entry in _entries(folder) if entry.is_dir(follow_symlinks=False)]
+        found = [entry for entry in entries(folder) if entry.is_dir(follow_symlinks=False)]
     except OSError:
         return []
     return sorted(Path(entry.path) for entry in found if not entry.name.startswith("."))
@@ -233,10 +238,10 @@ def _parts(parts: os.DirEntry[str], key: str) -> None:
     if not parts.is_dir(follow_symlinks=False):
         raise RunError(f"{key}/{PARTS_NAME} is a link or no folder, and is not read.")
     size = 0
-    for rank in _entries(parts.path):
+    for rank in entries(parts.path):
         if not rank.is_dir(follow_symlinks=False):
             raise RunError(f"{key}/{PARTS_NAME}/{rank.name} is a link or no folder, and is not read.")
-        for entry in _entries(rank.path):
+        for entry in entries(rank.path):
             size += _plain_file(entry, f"{key}/{PARTS_NAME}/{rank.name}/{entry.name}", MOST_PARTS_BYTES)
     if size > MOST_PARTS_BYTES:
         raise RunError(f"The parts of {key} have {size / 1e6:,.0f} MB; join them with `stallwise run join` first.")

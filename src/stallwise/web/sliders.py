@@ -29,6 +29,8 @@ class Sliders:
     keep_batch: bool = False
     """The batch of all GPUs together stays; else that of each GPU."""
     spot: bool = False
+    quick: bool = False
+    """A spot fleet by fewer replays: an answer for a slider that moves."""
     mean_life_h: float = 12.0
     samples: float | None = None
     """Of the whole job."""
@@ -72,6 +74,7 @@ def sliders_of(query: Mapping[str, str]) -> Sliders:
         link_gbit=number(query, "link_gbit", 1e-3, 1e5),
         keep_batch=query.get("batch") == "kept",
         spot=query.get("spot") == "1",
+        quick=query.get("quick") == "1",
         mean_life_h=number(query, "mean_life_h", 1e-2, 1e5) or 12.0,
         samples=number(query, "samples", 1.0, 1e18),
         usd_per_h=number(query, "usd_per_h", 0.0, 1e6),

@@ -99,10 +99,10 @@ function frame(x, y, showX, showY, nameX, nameY) {
   return drawn;
 }
 
-function picture(title, words, shapes) {
+function picture(title, words, shapes, height = HEIGHT) {
   const key = `picture-${(picture.count = (picture.count || 0) + 1)}`;
   return shape('svg', {
-    class: 'picture', role: 'img', viewBox: `0 0 ${WIDTH} ${HEIGHT}`, 'aria-labelledby': `${key}-title ${key}-words`,
+    class: 'picture', role: 'img', viewBox: `0 0 ${WIDTH} ${height}`, 'aria-labelledby': `${key}-title ${key}-words`,
   }, shape('title', { id: `${key}-title` }, title), shape('desc', { id: `${key}-words` }, words), ...shapes);
 }
 
@@ -156,6 +156,31 @@ export function front(found, chosen) {
     drawn.push(shape('text', { x: Math.min(cx + 12, RIGHT - 160), y: Math.max(cy - 12, TOP + 14) }, chosen.fleet));
   }
   return picture('Time and cost of fleets', `${dots.length} fleets by time and cost. ${found.verdict}`, drawn);
+}
+
+// A predicted step, lane by lane; under what is on the critical path runs a line.
+export function overTime(found) {
+  const left = 92, lane = 30, top = 8, thick = 16;
+  const scale = (WIDTH - left) / found.step_s, floor = top + lane * found.lanes.length;
+  const drawn = [];
+  found.lanes.forEach(({ name, slots }, place) => {
+    const y = top + lane * place;
+    drawn.push(shape('rect', { class: 'track', x: left, y, width: WIDTH - left, height: thick, rx: 2 }), shape('text', { class: 'lane', x: 0, y: y + 13 }, name));
+    for (const slot of slots) {
+      const x = left + slot.start_s * scale, width = Math.max(1, (slot.end_s - slot.start_s) * scale);
+      drawn.push(shape('rect', { class: slot.class, x, y, width, height: thick }, shape('title', {}, slot.words)));
+      if (slot.critical) drawn.push(shape('line', { class: 'critical', x1: x, y1: y + thick + 4, x2: x + width, y2: y + thick + 4 }));
+    }
+  });
+  drawn.push(shape('line', { class: 'axis', x1: left, y1: floor, x2: WIDTH, y2: floor }),
+    shape('text', { x: left, y: floor + 16 }, 'batch taken'), shape('text', { x: WIDTH, y: floor + 16, 'text-anchor': 'end' }, found.end));
+  return picture('A step over time', found.words, drawn, floor + 22);
+}
+
+// Which colour is what, in the order of the lanes.
+export function legend(found) {
+  const kinds = new Map(found.lanes.flatMap(({ slots }) => slots.map((slot) => [slot.kind, slot.class])));
+  return [...kinds].map(([kind, colour]) => make('span', {}, make('span', { class: `swatch ${colour}` }), kind));
 }
 
 export function distribution(found) {

@@ -1,6 +1,6 @@
 // The page: asks the server, puts the answers where they belong. It works nothing out by itself.
 
-import { bar, distribution, front, make, number, scaling, stair, table, timeline } from '/static/draw.js';
+import { bar, distribution, front, legend, make, number, overTime, scaling, stair, table, timeline } from '/static/draw.js';
 
 const view = document.getElementById('view');
 const trouble = document.getElementById('trouble');
@@ -20,7 +20,7 @@ async function ask(path, query = {}) {
   if (asked !== location.hash) throw new Stale();
   let found;
   try { found = JSON.parse(text); } catch { throw new Error(text || 'The server does not answer.'); }
-  if (!response.ok) throw new Error(found.error || 'The server does not answer.');
+  if (!response.ok || found.cannot) throw new Error(found.error || found.cannot || 'The server does not answer.');
   return found;
 }
 
@@ -202,9 +202,10 @@ async function whatif(key, facts, panel) {
     labelled('Samples of the whole job', samples), labelled('Dollars per hour of one machine of yours', price),
     make('div', { class: 'row' }, make('button', { type: 'button', onclick: () => { position[key] = {}; location.hash = to('run', key, 'whatif'); route(); } }, 'As measured')));
   const answer = make('div', { class: 'answer' });
-  const spoken = make('p', { class: 'visually-hidden', role: 'status' });
+  const spoken = make('p', { class: 'spoken visually-hidden', role: 'status' });
   const curve = make('div');
-  panel.append(make('div', { class: 'bench' }, controls, make('div', {}, spoken, answer, curve)));
+  // Where there is no room beside the sliders, what is spoken is shown below them, in sight while they move.
+  panel.append(make('div', { class: 'bench' }, controls, make('div', {}, answer, curve)), spoken);
 
   let busy = null, again = false, wait = null;
   function query() {
@@ -232,33 +233,62 @@ async function whatif(key, facts, panel) {
     position[key] = { instance: machine.value, nodes: NODES[nodes.value()], used: used.value(), workers: workers.value(), cache: cache.value(),
       network: RATES[network.value()], link: RATES[inside.value()], life: HOURS[life.value()], spot: spot.checked, batch: batch.value, samples: samples.value, price: price.value };
   }
-  // One question at a time; whatever was moved meanwhile is asked next.
+  // One question at a time; whatever was moved meanwhile is asked next. Spot fleets are answered from few replays while
+  // something moves, and from as many as the command line takes once it rests.
   async function update() {
     settle();
+    clearTimeout(wait);
     if (busy) { again = true; return; }
     busy = query();
     answer.setAttribute('aria-busy', 'true');
     const began = performance.now();
+    let found = null;
     try {
-      draw(await ask('/api/whatif', busy), busy, performance.now() - began);
+      found = await ask('/api/whatif', { ...busy, quick: busy.spot });
+      draw(found, busy, performance.now() - began);
     } catch (error) {
       if (error instanceof Stale) return;
-      answer.replaceChildren(make('p', { class: 'error', role: 'alert' }, error.message));
+      refuse(error);
     }
-    answer.removeAttribute('aria-busy');
+    const asked = busy;
     busy = null;
-    if (again) { again = false; update(); } else { clearTimeout(wait); wait = setTimeout(draw_curve, 150); }
+    if (again) { again = false; update(); return; }
+    if (!found?.rough) answer.removeAttribute('aria-busy');
+    wait = setTimeout(() => rest(found, asked), 150);
   }
-  async function draw_curve() {
+  async function rest(found, asked) {
+    const mine = wait;
+    if (found?.rough) {
+      const began = performance.now();
+      try {
+        const exact = await ask('/api/whatif', asked);
+        if (mine !== wait || busy) return;
+        draw(exact, asked, performance.now() - began);
+      } catch (error) {
+        if (error instanceof Stale || mine !== wait || busy) return;
+        refuse(error);
+      }
+      answer.removeAttribute('aria-busy');
+    }
+    await draw_curve(mine);
+  }
+  function refuse(error) {
+    // The step of before is no answer any more.
+    spoken.textContent = '';
+    delete answer.dataset.step;
+    answer.replaceChildren(make('p', { class: 'error', role: 'alert' }, error.message));
+  }
+  async function draw_curve(mine) {
     if (machine.value !== '') { curve.replaceChildren(); return; }
     try {
       const found = await ask('/api/curve', query());
+      if (mine !== wait || busy) return;
       curve.replaceChildren(make('h2', {}, 'More GPUs'), found.points.length > 1 ? scaling(found) : '', found.ends ? make('p', { class: 'dim' }, found.ends) : '');
-    } catch { curve.replaceChildren(); }
+    } catch { if (mine === wait && !busy) curve.replaceChildren(); }
   }
   function draw(found, asked, took) {
     spoken.textContent = `Predicted step ${found.step.shown}${found.time ? `, job ${found.time.shown}` : ''}${found.cost ? `, ${found.cost.shown}` : ''}.`;
-    answer.replaceChildren(...answered(found), make('p', { class: 'dim' }, `Answered in ${Math.round(took)} ms.`),
+    answer.replaceChildren(...answered(found), make('p', { class: 'dim' }, `Answered in ${Math.round(took)} ms${found.rough ? ' from a few replays; the rest follows' : ''}.`),
       make('div', { class: 'row' }, asked.instance
         ? make('a', { href: link('/skypilot/fleet', asked), download: 'task.yaml' }, 'Download the SkyPilot file')
         : make('a', { href: link('/report/whatif', asked), download: 'whatif.html' }, 'Download this as a page')));
@@ -289,6 +319,9 @@ function answered(found) {
       tile('time of the job', found.time ? found.time.shown : 'unknown', found.time ? found.time.bounds : 'say how many samples'),
       tile('cost of the job', found.cost ? found.cost.shown : 'unknown', found.cost ? found.cost.bounds : 'say what a machine costs')),
     table('Each part begins where the one above ends; together they are the predicted step.', ['part', make('td', { class: 'chart' }), make('th', { scope: 'col', class: 'n' }, 'predicted'), make('th', { scope: 'col', class: 'n' }, 'of the step')], rows),
+    overTime(found.timeline),
+    make('p', { class: 'dim legend' }, ...legend(found.timeline)),
+    make('p', { class: 'dim' }, 'When each part of the step runs; the line under a lane is the critical path. ', found.timeline.words),
     make('div', { class: `verdict ${KINDS[found.binds] || ''}` },
       make('p', {}, make('strong', {}, 'Binds: '), `${found.binds}, ${found.share}`), make('p', {}, make('strong', {}, 'Critical path: '), found.critical),
       found.as_it_is ? make('p', {}, make('strong', {}, 'As it is: '), found.as_it_is) : null,
