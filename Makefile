@@ -19,7 +19,7 @@ install: $(STAMP) ## create .venv and install Stallwise with its development too
 # Made again only when the dependencies change.
 $(STAMP): pyproject.toml constraints.txt
 	$(PYTHON) -m venv $(VENV)
-	$(BIN)/python -m pip install --quiet --editable '.[torch,data,frameworks,dev]'
+	$(BIN)/python -m pip install --quiet --editable '.[torch,data,frameworks,ray,dev]'
 	@touch $(STAMP)
 
 $(VENV)/.peers: $(STAMP)

@@ -48,9 +48,18 @@ GROUPS: tuple[tuple[str, tuple[tuple[str, str], ...]], ...] = (
             ("Sharing data", "data-sharing.md"),
             ("Bucket plans", "buckets.md"),
             ("Training that survives", "elastic.md"),
+            ("Deflation", "deflation.md"),
         ),
     ),
-    ("Shared clusters", (("Simulate", "simulate.md"), ("Policies", "policies.md"), ("Slurm", "slurm.md"))),
+    (
+        "Shared clusters",
+        (
+            ("Simulate", "simulate.md"),
+            ("Policies", "policies.md"),
+            ("Schedulers", "schedulers.md"),
+            ("Slurm", "slurm.md"),
+        ),
+    ),
 )
 LAST = (
     ("How sure it is", "VALIDATION.md"),

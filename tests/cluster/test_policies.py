@@ -6,7 +6,7 @@ import pytest
 
 from stallwise.cluster.job import Job
 from stallwise.cluster.outcome import Outcome
-from stallwise.cluster.policies import CLAIRVOYANT, POLICIES, policy_named
+from stallwise.cluster.policies import CLAIRVOYANT, POLICIES, ROUND_POLICIES, policy_named
 from stallwise.cluster.policy import Order, Patience, Placement, Policy, Preemption
 from stallwise.cluster.simulator import Costs, simulate
 from stallwise.cluster.speed import Penalty
@@ -24,7 +24,8 @@ def run(rows: list[tuple[float, int, float]], policy: Policy | str, cluster: Clu
 
 
 def test_names_and_options() -> None:
-    assert {"sjf", "srtf", "srsf"} == CLAIRVOYANT
+    assert {"sjf", "srtf", "srsf"} == CLAIRVOYANT & POLICIES.keys()
+    assert {"gavel", "gavel-unaware", "pollux", "sia"} == ROUND_POLICIES.keys() - CLAIRVOYANT
     assert all(make().name == name for name, make in POLICIES.items())
     manual = policy_named("dally-manual:rack=3,net=9,lease=600")
     assert (manual.patience.machine_leases, manual.patience.rack_leases, manual.preemption.lease_s) == (3, 9, 600)

@@ -68,7 +68,7 @@ class Net(nn.Module):
 def main() -> None:
     parser = argparse.ArgumentParser()
     parser.add_argument("--folder", required=True)
-    parser.add_argument("--log", type=Path, required=True)
+    parser.add_argument("--notes", type=Path, required=True)
     parser.add_argument("--samples", type=int, default=1200)
     parser.add_argument("--epochs", type=int, default=1)
     parser.add_argument("--batch", type=int, default=2)
@@ -78,9 +78,12 @@ def main() -> None:
     parser.add_argument("--scaling", default="linear")
     parser.add_argument("--endpoint", default=None)
     parser.add_argument("--crash-at", type=int, default=None)
+    parser.add_argument("--blame", action="store_true")
     options = parser.parse_args()
 
     me = elastic.join()
+    if options.blame and me.rank == 0:
+        raise RuntimeError("[gloo/transport/tcp/pair.cc:535] Connection closed by peer")
     torch.set_num_threads(1)
     torch.manual_seed(7)
     data = elastic.Augmented(Numbers(options.samples), noisy, seed=3)
@@ -91,8 +94,8 @@ def main() -> None:
     scheduler = torch.optim.lr_scheduler.StepLR(optimizer, step_size=50, gamma=0.9)
     scaler = torch.amp.GradScaler("cpu", enabled=True, init_scale=1024.0, growth_interval=7)
     torch.manual_seed(100 + me.rank)
-    options.log.mkdir(parents=True, exist_ok=True)
-    log = (options.log / f"{me.round:04d}-{me.rank}-{os.getpid()}.jsonl").open("a", buffering=1)
+    options.notes.mkdir(parents=True, exist_ok=True)
+    log = (options.notes / f"{me.round:04d}-{me.rank}-{os.getpid()}.jsonl").open("a", buffering=1)
     with elastic.Session(
         net,
         optimizer,
@@ -122,7 +125,7 @@ def main() -> None:
         for name, value in sorted(net.module.state_dict().items()):
             digest.update(name.encode() + value.numpy().tobytes())
         print("weights", digest.hexdigest(), "steps", session.step, flush=True)
-        (options.log / "done.json").write_text(json.dumps({"weights": digest.hexdigest(), "steps": session.step}))
+        (options.notes / "done.json").write_text(json.dumps({"weights": digest.hexdigest(), "steps": session.step}))
     torch.distributed.destroy_process_group()
 
 

@@ -18,6 +18,8 @@ from tests.data.testbed.processes import free_ports
 
 JOB = Path(__file__).with_name("job.py")
 MARK = "STALLWISE_LAB"
+PATIENCE_S = 240.0
+"""For anything that happens at all: on a machine with other work a start takes a minute."""
 
 
 @dataclass
@@ -31,12 +33,15 @@ class Lab:
     options: Sequence[str] = ()
     environment: dict[str, str] = field(default_factory=dict)
     bucket: str | None = None
+    script: Sequence[str] | None = None
+    """Another than `job.py`, with all its arguments."""
+    port: int | None = None
+    """Of a coordinator that is there already; None: one of its own is started."""
     hosts: list[subprocess.Popen[bytes]] = field(default_factory=list)
     coordinator: subprocess.Popen[bytes] | None = None
 
     def __post_init__(self) -> None:
         self.root.mkdir(parents=True, exist_ok=True)
-        self.port = free_ports(1)[0]
 
     @property
     def folder(self) -> Path:
@@ -47,7 +52,9 @@ class Lab:
         return self.root / "logs"
 
     def start(self, hosts: int) -> "Lab":
-        self.start_coordinator()
+        if self.port is None:
+            self.port = free_ports(1)[0]
+            self.start_coordinator()
         for _ in range(hosts):
             self.add()
         return self
@@ -58,11 +65,13 @@ class Lab:
     def add(self) -> subprocess.Popen[bytes]:
         command = [
             "host", "--coordinator", f"127.0.0.1:{self.port}", "--nnodes", self.nnodes, "--nproc-per-node",
-            str(self.per_host), *self.options, str(JOB), "--folder", self.bucket or str(self.folder), "--log",
-            str(self.logs), *self.arguments,
+            str(self.per_host), "--job", str(self.root), *self.options, *(self.script or self._job()),
         ]  # fmt: skip
         self.hosts.append(self._run(*command))
         return self.hosts[-1]
+
+    def _job(self) -> list[str]:
+        return [str(JOB), "--folder", self.bucket or str(self.folder), "--notes", str(self.logs), *self.arguments]
 
     def _run(self, *command: str) -> subprocess.Popen[bytes]:
         environment = {**os.environ, "OMP_NUM_THREADS": "1", MARK: str(self.root), **self.environment}
@@ -107,14 +116,14 @@ class Lab:
     def rounds(self) -> list[dict[str, Any]]:
         return [event for event in self.events() if event["kind"] == "began"]
 
-    def until(self, ready: Callable[[], bool], patience_s: float = 60.0) -> None:
+    def until(self, ready: Callable[[], bool], patience_s: float = PATIENCE_S) -> None:
         give_up = time.monotonic() + patience_s
         while not ready():
             if time.monotonic() > give_up:
                 raise AssertionError(f"waited {patience_s} s\n{self.said()}")
             time.sleep(0.02)
 
-    def wait(self, patience_s: float = 90.0) -> None:
+    def wait(self, patience_s: float = PATIENCE_S) -> None:
         """Until every agent has ended by itself."""
         self.until(lambda: not self.alive(), patience_s)
 

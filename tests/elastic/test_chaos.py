@@ -1,9 +1,11 @@
 """Chaos beside its plan, and the commands `spot chaos` and `spot watch`."""
 
+import contextlib
 import json
 import subprocess
 import sys
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
@@ -11,8 +13,10 @@ import pytest
 from stallwise.elastic.chaos import Costs, Trial, drawn, planned, shortened
 from stallwise.spot.lifetimes.log import Trace
 from tests.conftest import Cli
+from tests.elastic.lab import Lab
 
 MEAN_ERROR = 0.10
+GAIN = 0.2
 RUNS = 10
 COSTS = Costs(step_s=0.05, start_s=4.0, first_s=5.0, join_s=3.0, notice_s=3.0, loss_s=6.0)
 
@@ -81,6 +85,41 @@ def test_watch_names_the_slow_worker(ask: Cli, tmp_path: Path) -> None:
     assert len(lines) == 13
     assert [line["alarm"] for line in lines] == [False] * 10 + [True] * 3
     assert lines[-1]["predicted_per_s"] == pytest.approx(100.0)
+
+
+@pytest.mark.alone
+def test_watch_names_a_slow_worker_of_a_running_job_and_sees_it_heal(ask: Cli, tmp_path: Path, port: int) -> None:
+    """Two ranks; one takes twice as long for some seconds. The gain that was predicted comes when it heals."""
+    slow, folder = tmp_path / "slow", tmp_path / "run"
+    words = [str(Path(__file__).with_name("slowed.py")), "--folder", str(folder), "--samples", "1000000"]
+    words += ["--step", "0.04", "--interval", "1000"]
+    job = Lab(tmp_path, [], nnodes="1", per_host=2, environment={"SLOW": str(slow)}, script=words, port=port)
+    out = tmp_path / "watched.jsonl"
+    with contextlib.closing(job), out.open("w") as file:
+        job.start(1)
+        job.until(lambda: (folder / "events.jsonl").exists())
+        command = [sys.executable, "-m", "stallwise", "spot", "watch", str(folder), "--json"]
+        with subprocess.Popen(command, stdout=file) as watching:
+            try:
+                job.until(lambda: sum(line["predicted_per_s"] is not None for line in _lines(out)) >= 4)
+                slow.touch()
+                job.until(lambda: _lines(out)[-1]["alarm"])
+                job.until(lambda: len(_lines(out)) > 3 and all(line["alarm"] for line in _lines(out)[-3:]))
+                named = _lines(out)[-1]
+                slow.unlink()
+                job.until(lambda: not _lines(out)[-1]["alarm"])
+                healed = _lines(out)[-1]
+            finally:
+                watching.kill()
+        ask("spot", "watch", str(folder), "--once", code=0)
+    seen = [(line["alarm"], line["bottleneck"], round(line["shortfall"], 3)) for line in _lines(out)]
+    assert {line["bottleneck"] for line in _lines(out)} == {None, "slow worker"}, seen
+    assert "rank 1" in named["do"]
+    assert named["gain"] == pytest.approx(healed["measured_per_s"] / named["measured_per_s"], rel=GAIN)
+
+
+def _lines(path: Path) -> list[dict[str, Any]]:
+    return [json.loads(line) for line in path.read_text().split("\n") if line.endswith("}")]
 
 
 def test_watch_with_nothing_to_watch(ask: Cli, tmp_path: Path) -> None:

@@ -6,6 +6,7 @@ import itertools
 import json
 import os
 import signal
+import socket
 import subprocess
 import sys
 import threading
@@ -15,30 +16,33 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import pytest
+from torch.distributed import TCPStore
 
 from stallwise.elastic import manifest
+from stallwise.elastic.codes import Left
 from stallwise.elastic.events import read_events
+from stallwise.elastic.ranks import Ranks
 from tests.conftest import lacks
 from tests.data.testbed.seaweed import seaweed, weed_program
-from tests.elastic.lab import JOB, Lab, lab
+from tests.elastic.lab import JOB, PATIENCE_S, Lab, lab
 
 RECOVERY_S = 10.0
 
 
-def test_same_bits_with_three_and_four_ranks(tmp_path: Path) -> None:
-    size = ("--samples", "480", "--batch", "2", "--interval-steps", "15")
+def test_same_bits_with_three_and_four_ranks(tmp_path: Path, port: int) -> None:
+    size, options = ("--samples", "480", "--batch", "2", "--interval-steps", "15"), ["--max-crashes", "9"]
     with contextlib.ExitStack() as stack:
         pairs = []
         for ranks in (3, 4):
             calm, hurt = (
                 stack.enter_context(
-                    lab(tmp_path / f"{kind}{ranks}", *size, nnodes="1", per_host=ranks, options=["--max-crashes", "9"])
+                    lab(tmp_path / f"{kind}{ranks}", *size, nnodes="1", per_host=ranks, options=options, port=port)
                 )
                 for kind in ("calm", "hurt")
             )
             pairs.append((calm.start(1), hurt.start(1), ranks))
         for _, hurt, ranks in pairs:
-            hurt.until(lambda hurt=hurt: hurt.last_step() >= 28, 90)  # type: ignore[misc]
+            hurt.until(lambda hurt=hurt: hurt.last_step() >= 28)  # type: ignore[misc]
             assert len(hurt.ranks()) == ranks
             hurt.ranks()[1].kill()
         for calm, hurt, ranks in pairs:
@@ -53,14 +57,14 @@ def test_machines_go_with_notice_come_and_the_coordinator_dies(tmp_path: Path) -
     """Learning rate and sharding follow the active workers; every sample once; a lost coordinator is a restart."""
     with lab(tmp_path, "--samples", "1600", "--batch", "2", "--interval-steps", "50", nnodes="1:2") as job:
         job.start(2)
-        job.until(lambda: job.last_step() >= 30, 60)
+        job.until(lambda: job.last_step() >= 30)
         steps = job.last_step()
         job.alive()[0].terminate()  # its writer is among the ranks: the role goes over
         job.until(lambda: len(job.rounds()) == 2)
         alone = job.rounds()[1]
         assert alone["world"] == 1
         assert alone["step"] >= steps
-        assert job.hosts[0].wait(5) == 143
+        assert job.hosts[0].wait(30) == 143
         job.add()
         job.until(lambda: len(job.rounds()) == 3)
         both = job.rounds()[2]
@@ -71,7 +75,7 @@ def test_machines_go_with_notice_come_and_the_coordinator_dies(tmp_path: Path) -
         job.coordinator.wait()
         time.sleep(1.0)
         job.start_coordinator()
-        job.until(lambda: len(job.rounds()) >= 4, 60)
+        job.until(lambda: len(job.rounds()) >= 4)
         job.wait()
         began = job.rounds()
         assert Counter(host.returncode for host in job.hosts) == {0: 2, 143: 1}, job.said()
@@ -85,14 +89,14 @@ def test_machines_go_with_notice_come_and_the_coordinator_dies(tmp_path: Path) -
         seen = Counter(index for lines in made.values() for line in lines for index in line["samples"])
         assert set(seen) == set(range(1600))
         assert sum(seen.values()) - 1600 <= 1  # one is repeated where they do not divide
-        job.until(lambda: not job.strays(), 10)
+        job.until(lambda: not job.strays(), 30)
 
 
-def test_a_killed_machine_is_made_up_for_within_ten_seconds(tmp_path: Path) -> None:
+def test_a_killed_machine_is_made_up_for_within_ten_seconds(tmp_path: Path, port: int) -> None:
     """With the default times of a rendezvous, and no spare."""
-    with lab(tmp_path, "--samples", "100000", "--interval-steps", "20", nnodes="1:2") as job:
+    with lab(tmp_path, "--samples", "100000", "--interval-steps", "20", nnodes="1:2", port=port) as job:
         job.start(2)
-        job.until(lambda: bool(job.rounds()) and job.rounds()[-1]["world"] == 2 and job.last_step() > 25, 60)
+        job.until(lambda: bool(job.rounds()) and job.rounds()[-1]["world"] == 2 and job.last_step() > 25)
         rounds, killed_s = len(job.rounds()), time.time()
         job.alive()[1].kill()
         job.until(lambda: len(job.rounds()) > rounds)
@@ -100,20 +104,62 @@ def test_a_killed_machine_is_made_up_for_within_ten_seconds(tmp_path: Path) -> N
         print(f"recovered in {went_on['at'] - killed_s:.1f} s")
         assert went_on["world"] == 1
         assert went_on["at"] - killed_s <= RECOVERY_S
-        job.until(lambda: not job.strays(), 10)
+        job.until(lambda: not job.strays(), 30)
 
 
-def test_crashes_have_a_budget_of_their_own(tmp_path: Path) -> None:
-    """A bug of the script stops the job after so many crashes; a machine that goes is not one of them."""
-    options = ["--max-crashes", "1"]
-    with lab(tmp_path, "--samples", "600", "--crash-at", "40", nnodes="1:2", options=options) as job:
-        job.start(2)
-        job.until(lambda: job.last_step() >= 5, 60)
-        job.alive()[0].terminate()
-        job.wait()
-        assert job.hosts[1].returncode == 1
-        assert "ranks have crashed 2 times, 1 are allowed" in job.said()
-        assert job.said().count("ValueError: a bug of the user's own") == 2
+def test_budgets_of_two_jobs_at_one_coordinator(tmp_path: Path, port: int) -> None:
+    """Crashes, losses and blame are told apart, and each job has its own count.
+
+    `bug`: a machine goes with notice, then a bug of the script's stops the job after so many crashes. `blame`: a rank
+    says that a peer is gone before it is in the session, though nobody is; that ends, too. Who comes later is told.
+    """
+    size, options = ("--samples", "600"), ["--max-crashes", "1"]
+    with (
+        lab(tmp_path / "bug", *size, "--crash-at", "40", nnodes="1:2", options=[*options, "--job", "bug"]) as bug,
+        lab(tmp_path / "blame", *size, "--blame", nnodes="1", per_host=2) as blame,
+    ):
+        bug.port = blame.port = port
+        bug.start(2)
+        blame.options = [*options, "--job", "blame"]
+        blame.start(1)
+        bug.until(lambda: bug.last_step() >= 5)
+        bug.alive()[0].terminate()
+        bug.wait()
+        blame.wait()
+        assert [host.returncode for host in bug.hosts] == [143, 1], bug.said()
+        assert [host.returncode for host in blame.hosts] == [1], blame.said()
+        for job in (bug, blame):
+            assert "ranks have crashed 2 times, 1 are allowed" in job.said()
+        assert bug.said().count("ValueError: a bug of the user's own") == 2
+        counts = TCPStore("127.0.0.1", port, is_master=False)
+        assert [counts.add(f"job/bug/{what}", 0) for what in ("losses", "crashes")] == [1, 2]
+        assert [counts.add(f"job/blame/{what}", 0) for what in ("losses", "crashes")] == [0, 2]
+        assert sum(counts.add(f"job/blame/crashed/{number}", 0) for number in range(4)) == 0
+        late = blame.add()
+        blame.wait()
+        assert late.returncode == 1
+        assert "job 'blame' has ended: ranks have crashed 2 times" in blame.said()
+
+
+def test_ranks_get_the_time_they_need_unless_it_is_in_vain(tmp_path: Path) -> None:
+    """One saves for a second when it is told to stop, one would for ever; then a machine is lost meanwhile."""
+    script = tmp_path / "saves.py"
+    script.write_text(
+        "import os, signal, sys, time\n"
+        "told = []\n"
+        "signal.signal(signal.SIGTERM, lambda *_: told.append(1))\n"
+        "while not told:\n    time.sleep(0.01)\n"
+        "time.sleep(float(os.environ['SAVES_S']))\n"
+        "sys.exit(75)\n"
+    )
+    with contextlib.closing(Ranks([str(script)])) as ranks:
+        ranks.start({0: {"SAVES_S": "1"}})
+        time.sleep(0.3)
+        assert ranks.stop(signal.SIGTERM, 600.0, lambda: False) == {0: Left.AGAIN}
+        ranks.start({0: {"SAVES_S": "1000"}})
+        begin_s = time.monotonic()
+        assert ranks.stop(signal.SIGTERM, 600.0, lambda: True) == {0: -signal.SIGKILL}
+        assert time.monotonic() - begin_s < 10
 
 
 @pytest.fixture
@@ -126,22 +172,22 @@ def small_disk(tmp_path: Path) -> Iterator[Path]:
     subprocess.run(["umount", "-l", folder], check=True)
 
 
-def test_a_full_disk_and_damaged_checkpoints(tmp_path: Path, small_disk: Path) -> None:
+def test_a_full_disk_and_damaged_checkpoints(tmp_path: Path, small_disk: Path, port: int) -> None:
     """Of 8 MB checkpoints two fit: the third fails, training goes on. Damaged ones are passed over."""
     job_size = ("--samples", "600", "--interval-steps", "20", "--ballast", "2000000")
-    with lab(tmp_path / "job", *job_size, nnodes="1", options=["--max-crashes", "9"]) as job:
+    with lab(tmp_path / "job", *job_size, nnodes="1", options=["--max-crashes", "9"], port=port) as job:
         job.folder.symlink_to(small_disk)
         job.start(1)
-        job.until(lambda: sum(event["kind"] == "failed" for event in job.events()) >= 1, 60)
+        job.until(lambda: sum(event["kind"] == "failed" for event in job.events()) >= 1)
         job.until(lambda: len(manifest.names(small_disk)) == 2)
         job.alive()[0].kill()
         job.until(lambda: not job.alive())
-        job.until(lambda: not job.strays(), 10)
+        job.until(lambda: not job.strays(), 30)
         older, newest = manifest.names(small_disk)
         part = next((small_disk / newest).glob("__0_*.distcp"))
         os.truncate(part, part.stat().st_size // 2)
         job.add()
-        job.until(lambda: len(job.rounds()) == 2, 60)
+        job.until(lambda: len(job.rounds()) == 2)
         assert job.rounds()[1]["step"] == manifest.step_of(older)
         (passed,) = [event for event in job.events() if event["kind"] == "passed"]
         assert passed["name"] == newest
@@ -178,15 +224,22 @@ def metadata(said: Callable[[], str | None]) -> Iterator[str]:
         server.shutdown()
 
 
-def test_a_metadata_endpoint_that_lies(tmp_path: Path) -> None:
-    """It says that a machine went last century. The machine saves, leaves, is still there, and comes back."""
+def test_metadata_endpoints_that_hang_answer_404_and_lie(tmp_path: Path, port: int) -> None:
+    """One accepts and never answers. One has nothing to say, then says that the machine went last century.
+
+    The machine saves, leaves, is still there, and comes back.
+    """
     lies: list[str] = []
-    with metadata(lambda: lies[0] if lies else None) as endpoint:
-        environment = {"STALLWISE_METADATA": endpoint, "STALLWISE_FALSE_ALARM_S": "1"}
+    with (
+        metadata(lambda: lies[0] if lies else None) as endpoint,
+        socket.create_server(("127.0.0.1", 0), backlog=100) as mute,
+    ):
+        hangs = f"gcp=http://127.0.0.1:{mute.getsockname()[1]}"
+        environment = {"STALLWISE_METADATA": f"{hangs},{endpoint}", "STALLWISE_FALSE_ALARM_S": "1"}
         arguments = ("--samples", "300", "--interval-steps", "1000")
-        with lab(tmp_path, *arguments, nnodes="1", environment=environment) as job:
+        with lab(tmp_path, *arguments, nnodes="1", environment=environment, port=port) as job:
             job.start(1)
-            job.until(lambda: job.last_step() >= 20, 60)
+            job.until(lambda: job.last_step() >= 20)
             lies.append('{"action": "terminate", "time": "1999-12-31T23:59:59Z"}')
             job.until(lambda: len(job.rounds()) == 2)
             assert job.rounds()[1]["step"] >= 20
@@ -208,9 +261,9 @@ def test_checkpoints_in_a_bucket(tmp_path: Path) -> None:
             job.arguments = [*job.arguments, "--endpoint", server.endpoint]
             job.options = ["--max-crashes", "9"]
             job.start(2)
-            job.until(lambda: job.last_step() >= 120, 60)
+            job.until(lambda: job.last_step() >= 120)
             job.ranks()[0].kill()
-            job.until(lambda: len(_groups(job)) >= 2, 60)
+            job.until(lambda: len(_groups(job)) >= 2)
             assert _groups(job)[-1][0] >= 50
             job.wait()
             assert job.result()["steps"] == 300, job.said()
@@ -243,12 +296,12 @@ def _lost(job: Lab) -> list[int]:
     return [max(before[1], default=before[0]) - after[0] for before, after in itertools.pairwise(groups)]
 
 
-def test_sigterm_before_the_first_step_is_not_missed(tmp_path: Path) -> None:
-    with lab(tmp_path, "--samples", "1000", nnodes="1") as job:
+def test_sigterm_before_the_first_step_is_not_missed(tmp_path: Path, port: int) -> None:
+    with lab(tmp_path, "--samples", "1000", nnodes="1", port=port) as job:
         job.start(1)
-        job.until(lambda: bool(job.ranks()), 60)
+        job.until(lambda: bool(job.ranks()))
         os.kill(job.ranks()[0].pid, signal.SIGTERM)
-        job.until(lambda: len(job.rounds()) == 2, 60)
+        job.until(lambda: len(job.rounds()) == 2)
         assert job.rounds()[1]["step"] <= 3
 
 
@@ -256,17 +309,18 @@ def test_sigterm_before_the_first_step_is_not_missed(tmp_path: Path) -> None:
 def test_under_plain_torchrun(tmp_path: Path) -> None:
     """Without our agent: a killed rank is started again by torchrun and goes on from the checkpoint."""
     command = [sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc-per-node", "2"]
-    command += ["--max-restarts", "3", str(JOB), "--folder", str(tmp_path / "run"), "--log", str(tmp_path / "logs")]
+    command += ["--max-restarts", "3", str(JOB), "--folder", str(tmp_path / "run"), "--notes", str(tmp_path / "logs")]
     command += ["--samples", "1200", "--interval-steps", "20"]
     with subprocess.Popen(command, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL) as job:
         try:
             events = tmp_path / "run" / "events.jsonl"
-            give_up_s = time.monotonic() + 60
+            give_up_s = time.monotonic() + PATIENCE_S
             while not (events.exists() and events.read_text().count('"saved"') >= 3):
                 assert time.monotonic() < give_up_s
+                assert job.poll() is None
                 time.sleep(0.1)
             os.kill(next(read_events(events))["pid"], signal.SIGKILL)
-            assert job.wait(90) == 0
+            assert job.wait(PATIENCE_S) == 0
         finally:
             job.kill()
     began = [event for event in read_events(events) if event["kind"] == "began"]

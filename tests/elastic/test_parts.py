@@ -3,32 +3,50 @@
 import csv
 import datetime as dt
 import math
+import random
 import socket
+import subprocess
+import sys
 import threading
 import time
 from collections import Counter
+from collections.abc import Iterator
 from pathlib import Path
 
+import msgspec
+import numpy as np
 import pytest
 import torch
+import torch.distributed as dist
 from hypothesis import given
 from hypothesis import strategies as st
-from torch.utils.data import DataLoader, TensorDataset
+from torch.distributed import ProcessGroup
+from torch.utils.data import ConcatDataset, DataLoader, StackDataset, Subset, TensorDataset
 from torch.utils.data.distributed import DistributedSampler
 
 from stallwise.elastic import manifest, order
 from stallwise.elastic.augment import Augmented, seed_of
 from stallwise.elastic.clouds import Endpoint, endpoints
+from stallwise.elastic.leaving import peer_lost
 from stallwise.elastic.manifest import Fault, FileFact, Manifest
 from stallwise.elastic.notice import Watcher
 from stallwise.elastic.order import Resumable
 from stallwise.elastic.pace import Interval, Pace, interval_of
-from stallwise.elastic.place import Folder
+from stallwise.elastic.place import Bucket, Folder, Scratch
 from stallwise.elastic.rescale import factor, rescale
-from stallwise.elastic.state import share
+from stallwise.elastic.restoring import newest_whole
+from stallwise.elastic.state import packed, random_state, set_random_state, share, unpacked
 from stallwise.elastic.watching import Watch, Window
 from stallwise.errors import InputError, UnknownNameError
 from tests.elastic.test_losses import metadata
+
+
+@pytest.fixture(scope="module")
+def alone() -> Iterator[ProcessGroup]:
+    """A group of one rank."""
+    dist.init_process_group("gloo", store=dist.HashStore(), rank=0, world_size=1)
+    yield dist.group.WORLD
+    dist.destroy_process_group()
 
 
 def _checkpoint(folder: Path, step: int, content: bytes) -> None:
@@ -36,21 +54,19 @@ def _checkpoint(folder: Path, step: int, content: bytes) -> None:
     draft = place.draft(manifest.step_name(step))
     draft.mkdir()
     (draft / "__0_0.distcp").write_bytes(content)
+    place.commit(draft, _written(draft, step))
+
+
+def _written(draft: Path, step: int) -> Manifest:
     kind = manifest.algorithm()
-    written = Manifest(
-        format=manifest.FORMAT,
-        step=step,
-        saved_at=0.0,
-        world=1,
-        algorithm=kind,
-        files={"__0_0.distcp": manifest.fact_of(draft / "__0_0.distcp", kind)},
-        facts={},
-    )
-    place.commit(draft, written)
+    files = {path.name: manifest.fact_of(path, kind) for path in draft.iterdir()}
+    return Manifest(format=manifest.FORMAT, step=step, saved_at=0.0, world=1, algorithm=kind, files=files, facts={})
 
 
 @given(place=st.integers(0, 999), damage=st.sampled_from(["cut", "flip", "manifest", "gone"]))
-def test_a_damaged_checkpoint_is_passed_over(place: int, damage: str, tmp_path_factory: pytest.TempPathFactory) -> None:
+def test_a_damaged_checkpoint_is_passed_over(
+    place: int, damage: str, tmp_path_factory: pytest.TempPathFactory, alone: ProcessGroup
+) -> None:
     folder = tmp_path_factory.mktemp("place")
     _checkpoint(folder, 10, b"older" * 200)
     _checkpoint(folder, 20, b"newer" * 200)
@@ -64,10 +80,101 @@ def test_a_damaged_checkpoint_is_passed_over(place: int, damage: str, tmp_path_f
         data[place % len(data)] ^= 1
         file.write_bytes(data)
     faults: list[Fault] = []
-    found = manifest.newest(folder, faults.append)
+    found = newest_whole(Folder(folder), alone, faults.append)
     assert found is not None
-    assert found[1].step == 10
+    assert found[2].step == 10
     assert [fault.name for fault in faults] == [manifest.step_name(20)]
+
+
+def test_each_rank_checks_its_part_of_a_folder(tmp_path: Path) -> None:
+    """Two files, two ranks: of a damaged one the rank whose it is says so."""
+    place = Folder(tmp_path)
+    draft = place.draft(manifest.step_name(7))
+    draft.mkdir()
+    for name in ("__0_0.distcp", "__1_0.distcp"):
+        (draft / name).write_bytes(b"12345")
+    place.commit(draft, _written(draft, 7))
+    (folder,) = (place.fetch(name) for name in place.names())
+    (folder / "__1_0.distcp").write_bytes(b"1x345")
+    manifest.check(folder, lambda files: place.mine(files, 0, 2))
+    with pytest.raises(ValueError, match=r"__1_0\.distcp has another content"):
+        manifest.check(folder, lambda files: place.mine(files, 1, 2))
+
+
+def test_a_folder_that_is_not_shared_is_said(tmp_path: Path) -> None:
+    place = Folder(tmp_path)
+    draft = place.draft(manifest.step_name(7))
+    draft.mkdir()
+    (draft / "__0_0.distcp").write_bytes(b"12345")
+    elsewhere = {"__1_0.distcp": FileFact(bytes=5, checksum="x")}
+    written = _written(draft, 7)
+    with pytest.raises(OSError, match="do all machines share it"):
+        place.commit(draft, msgspec.structs.replace(written, files={**written.files, **elsewhere}))
+    assert not place.names()
+
+
+@pytest.fixture
+def bucket(tmp_path: Path) -> Iterator[Bucket]:
+    """Checkpoints 10 and 20 and a damaged 30, one below another session's folder, and one without a manifest."""
+    root = tmp_path / "store"
+    made = Bucket(f"file://{root}", scratch=tmp_path)
+    for step in (10, 20, 30):
+        _checkpoint(root, step, b"content" * 50)
+    _checkpoint(root / "other", 40, b"content")
+    inner = root / manifest.step_name(50) / "parts"
+    inner.mkdir(parents=True)
+    (inner / "__0_0.distcp").write_bytes(b"x")
+    yield made
+    made.close()
+
+
+@pytest.mark.parametrize("damage", ["gone", "manifest", "flip"])
+def test_a_damaged_bucket_is_passed_over(bucket: Bucket, damage: str, tmp_path: Path, alone: ProcessGroup) -> None:
+    """And nothing that was fetched stays."""
+    file = tmp_path / "store" / manifest.step_name(30) / (manifest.NAME if damage == "manifest" else "__0_0.distcp")
+    data = file.read_bytes()
+    file.unlink()
+    if damage != "gone":
+        file.write_bytes(bytes([data[0] ^ 1]) + data[1:])
+    faults: list[Fault] = []
+    found = newest_whole(bucket, alone, faults.append)
+    assert found is not None
+    assert found[2].step == 20
+    assert [fault.name for fault in faults] == [manifest.step_name(30)]
+    (scratch,) = tmp_path.glob("stallwise-scratch-*")
+    assert {path.name for path in scratch.iterdir()} == {"lock", manifest.step_name(20)}
+    bucket.release(found[0])
+    assert {path.name for path in scratch.iterdir()} == {"lock"}
+    bucket.close()
+    assert not scratch.exists()
+
+
+def test_tidying_a_bucket_leaves_other_sessions_alone(bucket: Bucket, tmp_path: Path) -> None:
+    bucket.tidy()
+    bucket.prune(2)
+    bucket.make_room()
+    assert bucket.names() == [manifest.step_name(step) for step in (30, 20)]
+    left = {str(path.relative_to(tmp_path / "store")) for path in (tmp_path / "store").rglob("*") if path.is_file()}
+    assert left == {
+        f"{folder}{manifest.step_name(step)}/{name}"
+        for folder, steps in (("", (20, 30)), ("other/", (40,)))
+        for step in steps
+        for name in (manifest.NAME, "__0_0.distcp")
+    }
+
+
+def test_scratch_of_the_dead_is_removed_and_of_the_living_is_not(tmp_path: Path) -> None:
+    living = Scratch(tmp_path)
+    code = "from stallwise.elastic.place import Scratch; from pathlib import Path; import os\n"
+    code += f"print(Scratch(Path({str(tmp_path)!r})).path, flush=True); os.kill(os.getpid(), 9)"
+    dead = Path(subprocess.run([sys.executable, "-c", code], capture_output=True, text=True).stdout.strip())
+    assert dead.exists()
+    other = Scratch(tmp_path)
+    assert not dead.exists()
+    assert living.path.exists()
+    assert len({living.path, other.path}) == 2
+    living.close()
+    other.close()
 
 
 def test_drafts_are_invisible_and_old_ones_go(tmp_path: Path) -> None:
@@ -201,14 +308,50 @@ def test_learning_rate_follows_the_workers() -> None:
 
 
 def test_augmentation_does_not_depend_on_what_was_drawn_before() -> None:
-    data = Augmented(list(range(10)), lambda x: x + torch.rand(1).item(), seed=3)
+    data = Augmented(list(range(10)), lambda x: (x, torch.rand(1).item(), np.random.rand(), random.random()), seed=3)
     data.set_epoch(2)
     first = data[4]
     torch.rand(17)
+    np.random.rand(17)
+    random.random()
+    before = random_state()
     assert data[4] == first
+    assert packed(random_state()) == packed(before)
     data.set_epoch(3)
     assert data[4] != first
     assert len({seed_of(s, e, i) for s in range(9) for e in range(9) for i in range(9)}) == 9**3
+
+
+def test_random_states_are_restored() -> None:
+    def draw() -> tuple[float, float, float]:
+        return random.random(), float(np.random.rand()), torch.rand(1).item()
+
+    kept = unpacked(packed(random_state()))
+    first = draw()
+    assert draw() != first
+    set_random_state(kept)
+    assert draw() == first
+
+
+def test_the_epoch_reaches_augmentation_inside_other_datasets() -> None:
+    parts = [Augmented(list(range(4)), lambda x: x + torch.rand(1).item(), seed=seed) for seed in range(3)]
+    inside = ConcatDataset([Subset(parts[0], [1, 2]), StackDataset(parts[1], parts[2])])
+    order.begin_epoch(DataLoader(inside), 5, None)
+    assert [int(part._epoch[0]) for part in parts] == [5, 5, 5]
+
+
+@pytest.mark.parametrize(
+    ("error", "lost"),
+    [
+        (RuntimeError("[../gloo/transport/tcp/pair.cc:535] Connection closed by peer [127.0.0.1]:1"), True),
+        (dist.DistStoreError("Timed out after 61 seconds waiting for clients. 1/2 clients joined."), True),
+        (dist.DistNetworkError("The client socket has failed to connect"), True),
+        (RuntimeError("mat1 and mat2 shapes cannot be multiplied"), False),
+        (ValueError("gloo"), False),
+    ],
+)
+def test_what_says_that_a_peer_is_gone(error: Exception, lost: bool) -> None:
+    assert peer_lost(error) == lost
 
 
 @given(
@@ -302,7 +445,10 @@ def test_an_alarm_needs_a_few_windows_and_ends_lower() -> None:
 def test_the_bottleneck_by_the_ranks_times(times: tuple[tuple[float, ...], ...], expected: str, gain: float) -> None:
     watch = Watch(each=100.0, warm_up=0)
     window = Window(at_s=0, workers=2, per_s=100.0, step_s=0.12, times_ms=times)
-    advice = [watch.judge(window) for _ in range(3)][-1].advice
+    first, *_, last = [watch.judge(window) for _ in range(5)][-3:]
+    assert first.alarm
+    assert (first.advice is None) == (expected == "exchange")  # which is what is left when nothing else explains it
+    advice = last.advice
     assert advice is not None
     assert advice.bottleneck == expected, advice
     assert advice.gain == pytest.approx(gain, rel=0.05)

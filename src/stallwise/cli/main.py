@@ -14,7 +14,9 @@ from stallwise.cli import (
     characterize,
     compare,
     data,
+    deflate,
     doctor,
+    overcommit,
     predict,
     probe,
     profile,
@@ -71,9 +73,11 @@ app.command("characterize")(characterize.characterize)
 app.command("tune", context_settings=tune.CONTEXT)(tune.tune)
 app.command("study")(study.study)
 app.command("simulate")(simulate.simulate)
+app.command("overcommit")(overcommit.overcommit)
 app.command("schedule")(schedule.schedule)
-app.command("submit", context_settings=submit.CONTEXT)(submit.submit)
+app.command("submit", cls=submit.Submit, context_settings=submit.CONTEXT)(submit.submit)
 app.command("queue")(queue.queue)
+app.command("deflate")(deflate.deflate)
 app.command("ui")(ui.ui)
 app.command("doctor")(doctor.doctor)
 app.add_typer(catalog.app, name="catalog")

@@ -1,6 +1,5 @@
 """`stallwise simulate`: the jobs of a trace on a cluster, under one scheduling policy after the other."""
 
-import threading
 from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
@@ -8,6 +7,7 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
+from stallwise.cli import sweeps
 from stallwise.cli.output import Json, answer
 from stallwise.errors import InputError
 
@@ -21,9 +21,6 @@ if TYPE_CHECKING:
 
 _POLICIES = "fifo,srtf,srsf,las,tiresias,dally,patient"
 _ARRIVALS = ("given", "batch", "poisson")
-# No simulation has told of itself for so long: nothing but compiling takes that.
-_SLOW_S = 10.0
-_COMPILING = "stallwise: still starting; the first call compiles the simulator, about a minute, later calls do not."
 
 
 def simulate(
@@ -32,13 +29,18 @@ def simulate(
         list[str] | None,
         typer.Option(
             "--cluster",
-            help="racks=2,machines=8,gpus=8 (counts per parent), a Slurm topology.conf, or a table of hosts; "
+            help="racks=2,machines=8,gpus=8 (counts per parent), kinds=v100:2x4+p100:4x4 (machines x GPUs of each "
+            "kind), a Slurm topology.conf, or a table of hosts; "
             "several: each in turn.",
         ),
     ] = None,
     policy: Annotated[
         list[str] | None,
-        typer.Option("--policy", help="Names, commas between; `all`; parameters as dally-manual:rack=6,net=12."),
+        typer.Option(
+            "--policy",
+            help="Names, commas between; `all` that decide at every event, `rounds` that compute allocations, "
+            "`elastic` that change the GPUs of a job; parameters as dally-manual:rack=6,net=12.",
+        ),
     ] = None,
     seeds: Annotated[
         int, typer.Option("--seeds", help="Simulate so many times; arrivals are drawn anew (Poisson at the same rate).")
@@ -83,13 +85,40 @@ def simulate(
         str, typer.Option("--checkpoint", help="Until a preempted job's GPUs are free again, per GPU of it: 1s.")
     ] = "0s",
     restart: Annotated[str, typer.Option("--restart", help="Without progress after every later start: 30s.")] = "0s",
+    deflate_to: Annotated[
+        str | None,
+        typer.Option(
+            "--deflate-to",
+            help="Beside every policy that preempts: the same with jobs that shrink, to this part of their GPUs "
+            "(50%), instead; options in its name: srtf:deflate=0.5,slack=0.2,resize=5.",
+        ),
+    ] = None,
     gpus_per_machine: Annotated[
         int, typer.Option("--gpus-per-machine", help="Where a topology file does not say it.")
     ] = 8,
     skip_bad: Annotated[bool, typer.Option("--skip-bad", help="Leave out lines that are no usable job.")] = False,
+    engine: Annotated[
+        str, typer.Option("--engine", help="What runs the simulations: local (processes here) or ray (a Ray cluster).")
+    ] = "local",
+    address: Annotated[
+        str | None,
+        typer.Option(
+            "--address",
+            help="Of a running Ray cluster, host:6379 or auto (default: RAY_ADDRESS); without any, --engine ray starts "
+            "one on this machine.",
+        ),
+    ] = None,
     cores: Annotated[
         int | None, typer.Option("--cores", help="Simulations at a time; default: as many as there are cores.")
     ] = None,
+    results: Annotated[
+        Path | None,
+        typer.Option(
+            "--results",
+            help="Keep every simulation in this file as it is done; what is in it already is not simulated again.",
+        ),
+    ] = None,
+    csv_to: Annotated[Path | None, typer.Option("--csv", help="Also write a row per simulation here, as CSV.")] = None,
     jobs_to: Annotated[Path | None, typer.Option("--jobs", help="Also write every job's times here, as CSV.")] = None,
     html: Annotated[Path | None, typer.Option("--html", help="Also write a page with plots here.")] = None,
     as_json: Json = False,
@@ -99,7 +128,7 @@ def simulate(
     Exit code 0: simulated. 2: it cannot be; bad lines of the trace are listed with their numbers (--skip-bad goes on
     without them).
     """
-    names = policies(policy or [_POLICIES])
+    names = _deflated(policies(policy or [_POLICIES]), deflate_to)
     clusters = _clusters(cluster, gpus_per_machine)
     factors = _numbers(loads, "--loads")
     if seeds < 1 or (cores is not None and cores < 1):
@@ -109,8 +138,13 @@ def simulate(
     how, said = _arrivals(arrivals, seeds, rate, found, factors)
     sweep = _sweep(found, places, names, factors, seeds, how, rate, contention, (checkpoint, restart), cores)
     sweep = replace(sweep, keep=jobs_to is not None)
-    made = _compared(found, sweep, _simulated(sweep), said)
+    runs = sweeps.simulated(sweep, sweeps.engine_of(engine, address, cores), results)
+    made = _compared(found, sweep, runs, said)
     _answer(made, html, as_json=as_json)
+    if csv_to is not None:
+        from stallwise.report.simulate_csv import write_rows
+
+        typer.echo(f"The rows are in {write_rows(made, csv_to)}", err=True)
     if jobs_to is not None:
         from stallwise.report.simulate_jobs import write_jobs
 
@@ -119,22 +153,43 @@ def simulate(
 
 def policies(given: Sequence[str]) -> tuple[str, ...]:
     """Names with their parameters: `fifo,dally-manual:rack=6,net=12` is two. The nearest to an unknown one is told."""
-    from stallwise.cluster.policies import POLICIES, policy_named
+    from stallwise.cluster.policies import GROUPS, POLICIES, ROUND_POLICIES, policy_named
 
     names: list[str] = []
     for text in given:
         for piece in (part.strip() for part in text.split(",")):
             if "=" in piece and ":" not in piece and names:
                 names[-1] += f",{piece}"
-            elif piece == "all":
-                names += POLICIES
+            elif piece in GROUPS:
+                names += GROUPS[piece]
             elif piece:
                 names.append(piece)
     if not names:
-        raise InputError(f"--policy names none. Choose from {', '.join(POLICIES)}, or all.")
+        raise InputError(f"--policy names none. Choose from {', '.join([*POLICIES, *ROUND_POLICIES])}, or all.")
     for name in names:
         policy_named(name)
     return tuple(dict.fromkeys(names))
+
+
+def _deflated(names: tuple[str, ...], to: str | None) -> tuple[str, ...]:
+    """Beside every policy that preempts, the same with jobs that shrink instead."""
+    from stallwise.cluster.policies import policy_named
+    from stallwise.units import parse_share
+
+    if to is None:
+        return names
+    share = parse_share(to)
+    if not 0 < share < 1:
+        raise InputError(f"--deflate-to takes a part of the GPUs between 0 and 1, 50% or 0.5, not {to}.")
+    made: list[str] = []
+    for name in names:
+        known = policy_named(name)
+        made.append(name)
+        if known.rounds is None and known.preemption.kind != "never" and known.shrinking is None:
+            made.append(f"{name}{',' if ':' in name else ':'}deflate={share:g}")
+    if len(made) == len(names):
+        raise InputError("None of these policies preempts jobs, so there is nothing to deflate instead. Add one: srtf.")
+    return tuple(dict.fromkeys(made))
 
 
 def _clusters(given: list[str] | None, gpus_per_machine: int) -> "tuple[tuple[str, Cluster], ...]":
@@ -262,32 +317,23 @@ def _sweep(
     return made if cores is None else replace(made, cores=cores)
 
 
-def _simulated(sweep: "Sweep") -> "list[Run]":
-    """All of it, with progress on stderr, and a word where the first call of all compiles the simulator."""
-    from stallwise.cli.progress import Teller
-    from stallwise.cluster.sweep import run_sweep
-
-    slow = threading.Timer(_SLOW_S, typer.echo, (_COMPILING,), {"err": True})
-    slow.daemon = True
-    slow.start()
-    with Teller() as teller:
-
-        def tell(what: str, done: int, of: int) -> None:
-            slow.cancel()
-            teller.tell(what, done, of)
-
-        try:
-            return run_sweep(sweep, tell)
-        finally:
-            slow.cancel()
-
-
 def _compared(trace: "Trace", sweep: "Sweep", runs: "list[Run]", said: tuple[str, ...]) -> "Comparison":
     from stallwise.cluster.comparison import compared
 
     if sweep.contention and not any(getattr(place.speed, "shares", False) for place in sweep.places):
         said = (*said, "Nothing is known about the traffic of these jobs, so --contention changes nothing.")
-    return compared(trace, sweep, runs, said)
+    for name in sweep.policies:
+        shrunk = sum(run.metrics.deflations for run in runs if run.case.policy == name)
+        if shrunk:
+            said = (*said, f"{name}: jobs gave GPUs {shrunk:,} times instead of being stopped.")
+    from stallwise.cluster.policies import GROUPS, KNOWS, ROUND_POLICIES
+
+    names = (policy.partition(":")[0] for policy in sweep.policies)
+    asked = [name for name in dict.fromkeys(names) if name in ROUND_POLICIES]
+    knows = [f"{name} knows of a job: {KNOWS[name]}." for name in asked]
+    if growing := [name for name in asked if name in GROUPS["elastic"]]:
+        knows.append(f"Jobs grow and shrink under {', '.join(growing)}: nothing is counted as lost there.")
+    return compared(trace, sweep, runs, (*said, *knows))
 
 
 def _answer(found: "Comparison", html: Path | None, *, as_json: bool) -> None:

@@ -1,5 +1,7 @@
 """`stallwise spot chaos`: a revocation trace lived through by a real job of several agents, beside its plan."""
 
+import sys
+from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
@@ -9,7 +11,7 @@ from stallwise.cli.output import Exit, Json, answer
 from stallwise.errors import InputError
 
 if TYPE_CHECKING:
-    from stallwise.elastic.chaos import Trial
+    from stallwise.elastic.chaos import Costs, Outcome, Told, Trial
 
 
 def chaos(
@@ -38,11 +40,11 @@ def chaos(
     """Live through losses here, with real processes, and compare with the plan.
 
     The job is a stand-in: real ranks, exchange, checkpoints and restarts, but an accelerator that sleeps. The trace's
-    time is accelerated, start-up is not. Exit code 0: lived through. 1: the plan was off by more than --limit. 2: it
-    could not be done.
+    time is accelerated, start-up is not. Ctrl-C shows the runs that are done. Exit code 0: lived through. 1: the plan
+    was off by more than --limit. 2: it could not be done.
     """
     from stallwise.cli.progress import Teller
-    from stallwise.elastic.chaos import calibrate, live, mean_error
+    from stallwise.elastic.chaos import calibrate, mean_error
     from stallwise.report.spot_chaos import document, draw
     from stallwise.units import parse_seconds
 
@@ -56,10 +58,25 @@ def chaos(
     ]
     with Teller() as teller:
         costs = calibrate(machines, trials[0].step_s, times["interval"], teller.tell)
-        outcomes = [live(trial, costs, teller.tell) for trial in trials]
+        outcomes = _lived(trials, costs, teller.tell)
     answer(lambda: document(costs, outcomes), lambda: draw(costs, outcomes), as_json=as_json)
     if limit is not None and mean_error(outcomes) > limit:
         raise typer.Exit(Exit.NO)
+
+
+def _lived(trials: "Sequence[Trial]", costs: "Costs", told: "Told") -> "list[Outcome]":
+    """One after another; Ctrl-C ends with those that were lived through, where there are any."""
+    from stallwise.elastic.chaos import live
+
+    outcomes: list[Outcome] = []
+    try:
+        for trial in trials:
+            outcomes.append(live(trial, costs, told))  # noqa: PERF401 - those so far are wanted
+    except KeyboardInterrupt:
+        if not outcomes:
+            raise
+        sys.stderr.write(f"stallwise: interrupted after {len(outcomes)} of {len(trials)} runs\n")
+    return outcomes
 
 
 def _trial(

@@ -60,7 +60,9 @@ def watch(
 def _changed(last: "Verdict", now: "Verdict") -> bool:
     named = [one.advice.bottleneck if one.advice else None for one in (last, now)]
     known = [one.predicted_per_s is None for one in (last, now)]
-    return named[0] != named[1] or known[0] != known[1] or last.window.workers != now.window.workers
+    if named[0] != named[1] or known[0] != known[1]:
+        return True
+    return last.alarm != now.alarm or last.window.workers != now.window.workers
 
 
 def _show(verdict: "Verdict", *, as_json: bool) -> None:

@@ -1,5 +1,7 @@
 """Policies side by side: what a sweep says about each, over its seeds."""
 
+import math
+from collections.abc import Sequence
 from dataclasses import dataclass, fields
 from functools import cached_property
 from typing import TYPE_CHECKING
@@ -38,6 +40,10 @@ class Standing:
         """Least and most over the seeds."""
         values = self.values(figure)
         return min(values), max(values)
+
+    def interval(self, figure: str) -> tuple[float, float]:
+        """95 % interval of the mean over seeds: mean ± t · s / √n (Student), from two seeds on."""
+        return mean_interval(self.values(figure))
 
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
@@ -111,8 +117,23 @@ def compared(trace: "Trace", sweep: "Sweep", runs: list["Run"], notes: tuple[str
     )
 
 
+def mean_interval(values: Sequence[float]) -> tuple[float, float]:
+    """95 % interval of the mean of independent values; unbounded for a single one."""
+    from stallwise.model.intervals import t_quantile
+
+    mean, count = sum(values) / len(values), len(values)
+    if count < 2:
+        return -math.inf, math.inf
+    half = t_quantile(count - 1) * math.sqrt(sum((value - mean) ** 2 for value in values) / (count - 1) / count)
+    return mean - half, mean + half
+
+
 def verdict(setting: Setting) -> str:
-    """Who has the least mean completion time, by how much, among those that could run on a real cluster."""
+    """Who has the least mean completion time, by how much, among those that could run on a real cluster.
+
+    With several seeds the first two are compared seed by seed, on the same arrivals; a lead whose 95 % interval holds
+    0 is none.
+    """
     real = [standing for standing in setting.standings if not standing.clairvoyant] or list(setting.standings)
     ranked = sorted(real, key=lambda standing: standing.mean["jct_mean_s"])
     first = ranked[0]
@@ -126,6 +147,15 @@ def verdict(setting: Setting) -> str:
     lead = 1 - first.mean["jct_mean_s"] / second.mean["jct_mean_s"]
     if lead < 0.0005:
         return f"{first.policy} and {second.policy} have the least mean completion time."
+    if len(first.runs) > 1 and _lead_s(first, second)[0] <= 0:
+        seeds = f"{len(first.runs)} seeds do not tell the two apart."
+        return f"{first.policy} has the least mean completion time, {lead:.1%} under {second.policy}, but {seeds}"
     told = f"{first.policy} has the least mean completion time, {lead:.1%} under {second.policy}"
     longer = first.mean["makespan_s"] / min(standing.mean["makespan_s"] for standing in real) - 1
     return told + (f"; its makespan is {longer:.1%} over the shortest." if longer >= 0.0005 else ".")
+
+
+def _lead_s(first: Standing, second: Standing) -> tuple[float, float]:
+    """95 % interval of how much longer the second's jobs take, seed by seed."""
+    pairs = zip(first.values("jct_mean_s"), second.values("jct_mean_s"), strict=True)
+    return mean_interval([later - earlier for earlier, later in pairs])

@@ -38,6 +38,7 @@ class Metrics:
     fairness_worst: float
     preemptions: int
     migrations: int
+    deflations: int = 0
 
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
@@ -65,7 +66,7 @@ class Outcome:
     run_s: Floats
     """Holding GPUs."""
     comm_s: Floats
-    """Of those, lost to a placement slower than full speed."""
+    """Of those, lost to a placement slower than full speed; 0 where jobs grow and shrink: work is that of a gang."""
     overhead_s: Floats
     """Of those, spent starting and restarting."""
     preemptions: Counts
@@ -74,6 +75,10 @@ class Outcome:
     """Widest border crossed in its life: 0 inside the tightest domain, number of levels across the widest."""
     series: Series
     events: int
+    held_gpu_s: Floats | None = None
+    """GPU-seconds held, where jobs grow and shrink; None: the gang for as long as it ran."""
+    deflations: Counts | None = None
+    """Times a job gave GPUs instead of being stopped; None: nobody does."""
 
     @property
     def arrival_s(self) -> Floats:
@@ -128,6 +133,7 @@ class Outcome:
         """The row of this outcome."""
         jct, queue, rho = self.jct_s, self.queue_s, self.fairness()
         gpus = self.gpus
+        held_gpu_s = self.run_s * gpus if self.held_gpu_s is None else self.held_gpu_s
         whole = self.cluster_gpus * self.makespan_s
         return Metrics(
             jobs=len(self.jobs),
@@ -138,15 +144,16 @@ class Outcome:
             queue_p95_s=float(np.percentile(queue, 95)),
             makespan_s=self.makespan_s,
             comm_mean_s=float(self.comm_s.mean()),
-            comm_share=float((self.comm_s * gpus).sum() / max((self.run_s * gpus).sum(), 1e-12)),
+            comm_share=float((self.comm_s * gpus).sum() / max(held_gpu_s.sum(), 1e-12)),
             utilisation=float((self.work_s * gpus).sum() / whole),
-            occupation=float((self.run_s * gpus).sum() / whole),
+            occupation=float(held_gpu_s.sum() / whole),
             fragmentation=self._fragmentation(),
             fairness_mean=float(rho.mean()),
             fairness_p95=float(np.percentile(rho, 95)),
             fairness_worst=float(rho.max()),
             preemptions=int(self.preemptions.sum()),
             migrations=int(self.migrations.sum()),
+            deflations=0 if self.deflations is None else int(self.deflations.sum()),
         )
 
     def _fragmentation(self) -> float:

@@ -10,7 +10,7 @@ from collections.abc import Callable
 from dataclasses import replace
 from typing import Any
 
-from stallwise.cluster.policy import Order, Patience, Placement, Policy, Preemption
+from stallwise.cluster.policy import Order, Patience, Placement, Policy, Preemption, Rounds
 from stallwise.cluster.tuner import Tuning
 from stallwise.errors import InputError, UnknownNameError
 
@@ -143,9 +143,69 @@ POLICIES: dict[str, Callable[[], Policy]] = {
     "dally-full": dally_full,
     "patient": patient,
 }
-CLAIRVOYANT = frozenset(name for name, make in POLICIES.items() if make().clairvoyant)
+
+ROUND_POLICIES: dict[str, Policy] = {
+    name: Policy(name=name, rounds=rounds)
+    for name, rounds in {
+        "gavel": Rounds(by="max-min"),
+        "gavel-unaware": Rounds(by="max-min", aware=False),
+        "gavel-makespan": Rounds(by="makespan"),
+        "gavel-ftf": Rounds(by="finish-time"),
+        "themis": Rounds(by="auction"),
+        "ada-srsf": Rounds(by="links"),
+        "srsf-1": Rounds(by="links", link="turns"),
+        "srsf-n": Rounds(by="links", link="share"),
+        "optimus": Rounds(by="marginal-gain", round_s=60.0),
+        "pollux": Rounds(by="goodput", round_s=60.0),
+        "sia": Rounds(by="configurations", round_s=60.0, power=-0.5),
+    }.items()
+}
+"""Policies that compute an allocation every round; docs/schedulers.md says how, and what each knows."""
+GROUPS: dict[str, tuple[str, ...]] = {
+    "all": tuple(POLICIES),
+    "rounds": tuple(name for name, it in ROUND_POLICIES.items() if it.rounds is not None and not it.rounds.elastic),
+    "elastic": tuple(name for name, it in ROUND_POLICIES.items() if it.rounds is not None and it.rounds.elastic),
+}
+"""Words for many policies: those that decide at every event, fixed gangs in rounds, jobs that grow and shrink."""
+CLAIRVOYANT = frozenset(
+    [name for name, make in POLICIES.items() if make().clairvoyant]
+    + [name for name, policy in ROUND_POLICIES.items() if policy.clairvoyant]
+)
+
+KNOWS: dict[str, str] = {
+    "fifo": "arrivals",
+    "fifo-skip": "arrivals",
+    "sjf": "durations",
+    "srtf": "durations",
+    "srsf": "durations",
+    "las": "service had",
+    "2d-las": "service had",
+    "gittins": "service of ended jobs",
+    "tiresias": "service had, tensor skew",
+    "gandiva": "GPU use",
+    "dally": "own speed so far",
+    "dally-manual": "own speed so far",
+    "dally-no-wait": "own speed so far",
+    "dally-full": "own speed so far",
+    "patient": "service had, speed by placement",
+    "gavel": "speed by kind of GPU",
+    "gavel-unaware": "nothing",
+    "gavel-makespan": "speed by kind, durations",
+    "gavel-ftf": "speed by kind, durations",
+    "themis": "speed by kind, durations",
+    "ada-srsf": "durations, exchanges",
+    "srsf-1": "durations, exchanges",
+    "srsf-n": "durations, exchanges",
+    "optimus": "step times by GPUs, updates left",
+    "pollux": "goodput by GPUs",
+    "sia": "goodput by GPUs and kind",
+}
+"""What a policy reads of a job besides its gang."""
 
 _OPTIONS: dict[str, tuple[str, str]] = {
+    "deflate": ("deflation", "to"),
+    "slack": ("deflation", "slack"),
+    "resize": ("deflation", "resize_s"),
     "lease": ("preemption", "lease_s"),
     "quantum": ("preemption", "quantum_s"),
     "rack": ("patience", "machine_leases"),
@@ -162,25 +222,43 @@ _OPTIONS: dict[str, tuple[str, str]] = {
 """What can follow a name: `dally-manual:rack=12,net=24`. rack: leases waited before a rack is taken instead of a
 machine; net: before GPUs of several racks are."""
 
+_ROUND_OPTIONS: dict[str, tuple[str, str]] = {
+    "round": ("rounds", "round_s"),
+    "worst": ("rounds", "worst_part"),
+    "restart": ("rounds", "restart_s"),
+}
+"""Of policies in rounds: `themis:worst=0.5,round=600`."""
+_READ_BY = {"worst": ("auction",), "restart": ("goodput", "configurations")}
+"""Options that not all policies in rounds read."""
+
+
+def _options(policy: Policy) -> dict[str, tuple[str, str]]:
+    """Those that the policy reads."""
+    if policy.rounds is None:
+        return _OPTIONS
+    by = policy.rounds.by
+    return {key: field for key, field in _ROUND_OPTIONS.items() if by in _READ_BY.get(key, (by,))}
+
 
 def policy_named(text: str) -> Policy:
     """A policy by its name, with options after a colon: `dally-manual:rack=12,net=24,lease=1800`."""
     name, _, options = text.partition(":")
-    if name not in POLICIES:
-        raise UnknownNameError("policy", name, POLICIES)
-    policy = POLICIES[name]()
+    if name not in POLICIES and name not in ROUND_POLICIES:
+        raise UnknownNameError("policy", name, [*POLICIES, *ROUND_POLICIES])
+    policy = ROUND_POLICIES[name] if name in ROUND_POLICIES else POLICIES[name]()
+    known = _options(policy)
     for option in filter(None, options.split(",")):
-        policy = _with(policy, option)
+        policy = _with(policy, option, known)
     return replace(policy, name=text) if options else policy
 
 
-_ABOVE_ZERO = ("lease", "margin")
+_ABOVE_ZERO = ("lease", "margin", "round", "worst")
 
 
-def _with(policy: Policy, option: str) -> Policy:
+def _with(policy: Policy, option: str, known: dict[str, tuple[str, str]]) -> Policy:
     key, _, value = option.partition("=")
-    if key not in _OPTIONS:
-        raise UnknownNameError("policy option", key, _OPTIONS)
+    if key not in known:
+        raise UnknownNameError("policy option", key, known)
     try:
         number = float(value)
     except ValueError:
@@ -189,6 +267,8 @@ def _with(policy: Policy, option: str) -> Policy:
         raise InputError(f"The option {option!r} of a policy must not be negative.")
     if key in _ABOVE_ZERO and number == 0:
         raise InputError(f"The option {option!r} of a policy must be above 0, or time would stand still.")
-    seam, field = _OPTIONS[key]
+    if key == "worst" and number > 1:
+        raise InputError(f"The option {option!r} of a policy is a part of the jobs: above 0 and at most 1.")
+    seam, field = known[key]
     changed: Any = replace(getattr(policy, seam), **{field: number})
     return replace(policy, **{seam: changed})

@@ -42,6 +42,12 @@ REACHES: tuple[str, ...] = get_args(Reach)
 Waiting = Literal["none", "timers", "auto", "sensitivity"]
 WAITINGS: tuple[str, ...] = get_args(Waiting)
 
+RoundsBy = Literal[
+    "max-min", "makespan", "finish-time", "auction", "links", "marginal-gain", "goodput", "configurations"
+]
+ELASTIC_BYS = ("marginal-gain", "goodput", "configurations")
+READS_DURATIONS = ("makespan", "finish-time", "auction", "links", "marginal-gain")
+
 Preempting = Literal["never", "lease", "now", "rounds"]
 PREEMPTINGS: tuple[str, ...] = get_args(Preempting)
 
@@ -153,8 +159,71 @@ class Preemption:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class Rounds:
+    """Instead of the seams: every `round_s` an optimiser says who gets what (`rounds/`, docs/schedulers.md).
+
+    `max-min`, `makespan` and `finish-time` are Gavel's linear programs, `auction` is Themis', `links` serves the least
+    remaining service and lets exchanges take turns on shared links (AdaDUAL). On jobs that may grow and shrink:
+    `marginal-gain` is Optimus', `goodput` Pollux', `configurations` Sia's.
+    """
+
+    by: RoundsBy
+    round_s: float = 360.0
+    aware: bool = True
+    """Of the speed of a job on each kind of GPU; otherwise all kinds are taken to be alike."""
+    worst_part: float = 0.2
+    """Of an auction: GPUs are offered to this part of the jobs, the worst off (1 - f in the paper)."""
+    power: float = -1.0
+    """Of goodput and configurations: the power mean of speedups that is made largest."""
+    restart_s: float = 30.0
+    """Likewise: what the optimiser takes a change of GPUs to cost."""
+
+    link: Literal["share", "turns", "adadual"] = "adadual"
+    """Of links: when an exchange starts that finds another on its link (`rounds/links.py`)."""
+
+    @property
+    def elastic(self) -> bool:
+        """Whether it decides how many GPUs a job gets, which takes measured speeds for every number."""
+        return self.by in ELASTIC_BYS
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Deflation:
+    """Where a policy would preempt, running jobs give GPUs instead, down to a part of their gang.
+
+    A shrunk job trains on with the same global batch; what it keeps of its speed is flat down to its slack and then in
+    proportion (`model.deflation.speed_kept`). When GPUs are free that nobody waits for, it takes them back.
+    """
+
+    to: float = 1.0
+    """No gang falls below this part of its GPUs, nor below one; 1: jobs do not shrink."""
+    slack: float = math.nan
+    """Part of its GPUs a job leaves idle; not given: what the trace says of each job's utilisation, else nothing."""
+    resize_s: float = 0.0
+    """Without progress after every change of its GPUs."""
+
+    def __post_init__(self) -> None:
+        if not 0 < self.to <= 1:
+            raise InputError(f"Jobs are deflated to a part of their GPUs above 0 and at most 1, not to {self.to:g}.")
+        if self.slack < 0 or self.slack >= 1:
+            raise InputError(f"A slack is a part from 0 to under 1, not {self.slack:g}.")
+        if not 0 <= self.resize_s < math.inf:
+            raise InputError(f"A change of GPUs takes 0 s or more, not {self.resize_s:g} s.")
+
+    def least(self, gpus: int) -> int:
+        """The fewest GPUs a gang works with."""
+        return max(1, math.ceil(gpus * self.to - 1e-9))
+
+    def slack_of(self, utilisation: float | None) -> float:
+        """Of a job that keeps such a part of its GPUs busy."""
+        if not math.isnan(self.slack):
+            return self.slack
+        return 0.0 if utilisation is None else min(0.99, max(0.0, 1.0 - utilisation))
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class Policy:
-    """A name and five seams."""
+    """A name and five seams, or rounds."""
 
     name: str
     admission: Admission = field(default_factory=Admission)
@@ -162,8 +231,19 @@ class Policy:
     placement: Placement = field(default_factory=Placement)
     patience: Patience = field(default_factory=Patience)
     preemption: Preemption = field(default_factory=Preemption)
+    deflation: Deflation = field(default_factory=Deflation)
+    """What happens instead of a preemption; only the simulator can do that."""
+    rounds: Rounds | None = None
+    """Where it is given, the seams are not looked at, and only the simulator can run the policy."""
+
+    @property
+    def shrinking(self) -> Deflation | None:
+        """How jobs give way; None: they are stopped, or nobody has to."""
+        return None if self.deflation.to == 1 or self.preemption.kind == "never" else self.deflation
 
     @property
     def clairvoyant(self) -> bool:
         """Whether it reads how long jobs will run, which nobody knows on a real cluster."""
+        if self.rounds is not None:
+            return self.rounds.by in READS_DURATIONS
         return self.order.by in CLAIRVOYANT_BYS

@@ -74,6 +74,7 @@ def rules_of(
     policy: Policy, costs: Costs, cluster: Cluster, speed: Speed, *, contention: bool, live: bool = False
 ) -> Record:
     """A policy as numbers. `live`: on a real cluster, which tells when a job ends."""
+    shrinks = policy.shrinking
     order, place, wait, stop = policy.order, policy.placement, policy.patience, policy.preemption
     tuning = wait.tuning
     values = {
@@ -107,7 +108,7 @@ def rules_of(
         "quantum": float(stop.quantum_s),
         "margin": float(stop.margin),
         "migrate": int(stop.migrate),
-        "force": int(stop.force > 0),
+        "force": int(stop.force > 0 and shrinks is None),  # nobody is pushed off where jobs shrink
         "force_gain": float(stop.force),
         "migrate_gain": float(stop.migrate_gain),
         "pack": float(stop.pack),
@@ -116,6 +117,8 @@ def rules_of(
         "checkpoint_per_gpu": float(costs.checkpoint_s_per_gpu),
         "restart": float(costs.restart_s),
         "first_start": float(costs.first_start_s),
+        "deflate": 1.0 if shrinks is None else float(shrinks.to),
+        "resize": 0.0 if shrinks is None else float(shrinks.resize_s),
         "machine": cluster.machine,
         "flat": int(isinstance(speed, FullSpeed)),
         "parts": int(getattr(speed, "by_parts", False)),
@@ -130,13 +133,19 @@ def rules_of(
 
 def book_of(jobs: Sequence[Job], policy: Policy, speed: Speed, kinds: Kinds) -> Rows:
     """One row per job, in order of arrival."""
+    shrinks = policy.shrinking
     count = len(jobs)
     columns = np.zeros(count, dtype=JOB)
     gang = np.array([job.gpus for job in jobs], dtype=np.int64)
     work = np.array([job.work_s for job in jobs], dtype=np.float64)
     chunk = policy.preemption.chunk_iterations
     columns["arrival"][:] = [job.arrival_s for job in jobs]
-    columns["gang"][:] = gang
+    for name in ("gang", "full", "least"):
+        columns[name][:] = gang
+    columns["knee"][:] = 1.0
+    if shrinks is not None:
+        columns["least"][:] = [shrinks.least(job.gpus) for job in jobs]
+        columns["knee"][:] = [1.0 - shrinks.slack_of(job.gpu_utilisation) for job in jobs]
     columns["work"][:] = work
     columns["left"][:] = work
     columns["kind"][:] = kinds.of
@@ -225,7 +234,7 @@ def desk_of(
         series=np.zeros((4 * count + 64 if series else 1, 6)),
         scratch=np.zeros(cluster.gpus + 1, dtype=np.int64),
     )
-    desk.queued[1][book["size"]] = book["gang"]
+    desk.queued[1][book["size"]] = book["least"]
     return desk
 
 

@@ -66,6 +66,15 @@ class Scheduler:
         contention: bool = False,
         seed: int = 0,
     ) -> None:
+        if policy.rounds is not None:
+            raise InputError(
+                f"{policy.name} computes allocations in rounds, which only `stallwise simulate` does. Choose a policy "
+                "that decides at every event, such as patient or tiresias."
+            )
+        if policy.shrinking is not None:
+            raise InputError(
+                f"{policy.name} shrinks running jobs, which only the simulator can do. Leave out deflate=."
+            )
         self.cluster, self.policy, self.seed = cluster, policy, seed
         self.speed: Speed = speed if speed is not None else FullSpeed()
         self.rules = rules_of(policy, costs or Costs(), cluster, self.speed, contention=contention, live=True)

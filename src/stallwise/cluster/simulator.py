@@ -9,13 +9,13 @@ import numpy.typing as npt
 from stallwise.cluster import job as jobs_module
 from stallwise.cluster.job import Job
 from stallwise.cluster.kernels.state import N_DONE, N_EVENTS, N_SERIES, Desk, Record, Rows, Space
-from stallwise.cluster.outcome import Outcome, Series
+from stallwise.cluster.outcome import Floats, Outcome, Series
 from stallwise.cluster.policy import Policy
 from stallwise.cluster.rules import Costs, Kinds, book_of, desk_of, kinds_of, rules_of, space_of
 from stallwise.cluster.shapes import tell_speeds
-from stallwise.cluster.speed import FullSpeed, Speed
+from stallwise.cluster.speed import FullSpeed, Speed, on_its_kind
 from stallwise.cluster.topology import Cluster
-from stallwise.errors import StallwiseError
+from stallwise.errors import InputError, StallwiseError
 
 __all__ = ["Costs", "View", "simulate"]
 
@@ -59,6 +59,14 @@ def simulate(
     """
     jobs_module.check(jobs, cluster.gpus)
     model: Speed = speed if speed is not None else FullSpeed()
+    if policy.rounds is not None:
+        from stallwise.cluster.rounds.simulator import simulate_rounds
+
+        return simulate_rounds(
+            jobs, cluster, policy.name, policy.rounds, model, costs or Costs(), contention, seed, progress
+        )
+    _one_kind(cluster, policy)
+    model = on_its_kind(model, cluster)
     turn = sorted(range(len(jobs)), key=lambda index: jobs[index].arrival_s)
     ordered = tuple(jobs[index] for index in turn)
     kinds = kinds_of(ordered, model)
@@ -75,6 +83,14 @@ def simulate(
     )
     run.to_the_end(watch, progress)
     return run.outcome(jobs, turn, policy.name)
+
+
+def _one_kind(cluster: Cluster, policy: Policy) -> None:
+    if len(set(cluster.kinds)) > 1:
+        raise InputError(
+            f"{policy.name} takes all GPUs to be alike, but the cluster has {', '.join(dict.fromkeys(cluster.kinds))}. "
+            "Take a policy that knows kinds of GPUs (gavel, themis, sia), or a cluster of one kind."
+        )
 
 
 @dataclass(slots=True)
@@ -120,6 +136,9 @@ class _Run:
         book = self.book
         rows = self.desk.series[: self.desk.tally[N_SERIES]]
         run_s, over_s = book["ran"][back], book["over"][back]
+        # A shrunk job runs longer on fewer GPUs: what it lost is counted in seconds of its whole gang.
+        held_s = run_s - (book["thin"] / book["full"])[back]
+        shrunk = bool(self.rules["deflate"] < 1)
         return Outcome(
             jobs=tuple(jobs),
             policy=policy,
@@ -127,7 +146,7 @@ class _Run:
             first_start_s=book["first"][back],
             finish_s=book["finish"][back],
             run_s=run_s,
-            comm_s=np.maximum(0.0, run_s - over_s - book["work"][back]),
+            comm_s=_without_noise(held_s - over_s - book["work"][back], held_s if shrunk else None),
             overhead_s=over_s,
             preemptions=book["stops"][back].astype(np.int64),
             migrations=book["moves"][back].astype(np.int64),
@@ -141,7 +160,16 @@ class _Run:
                 fragmented_gpus=rows[:, 5].astype(np.int64),
             ),
             events=int(self.desk.tally[N_EVENTS]),
+            held_gpu_s=held_s * book["full"][back] if shrunk else None,
+            deflations=book["shrinks"][back].astype(np.int64) if shrunk else None,
         )
+
+
+def _without_noise(lost_s: Floats, held_s: Floats | None) -> Floats:
+    """Time lost; of jobs that changed their gangs not what many sums leave of nothing."""
+    if held_s is not None:
+        lost_s = np.where(lost_s > 1e-9 * held_s, lost_s, 0.0)
+    return np.maximum(0.0, lost_s)
 
 
 def _roomier(desk: Desk) -> Desk:

@@ -7,7 +7,7 @@ the busiest link of each level. Two placements of one shape run equally fast, so
 
 from collections.abc import Hashable
 from dataclasses import dataclass, replace
-from typing import ClassVar, Protocol, Self
+from typing import ClassVar, Protocol, Self, cast
 
 from stallwise.cluster.job import Job
 from stallwise.cluster.topology import Cluster
@@ -83,6 +83,14 @@ class Penalty:
         alone = self.by_level[width]
         sharers = max(shape.sharers, default=1)
         return alone / (alone + (1 - alone) * sharers)
+
+
+def on_its_kind(speed: Speed, cluster: Cluster) -> Speed:
+    """The speed on a cluster of one named kind of GPU: as measured there, or as it is where kinds were not measured."""
+    measured = getattr(speed, "of_kind", None)
+    if measured is None or len(set(cluster.kinds)) != 1:
+        return speed
+    return cast("Speed", measured(cluster.kinds[0]))
 
 
 def even_parts(gpus: int, machines: int) -> tuple[int, ...]:

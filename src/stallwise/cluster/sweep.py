@@ -1,17 +1,18 @@
-"""Many simulations side by side: policies by clusters, loads and seeds, on all cores.
+"""Many simulations side by side: policies by clusters, loads and seeds, on whatever engine runs them.
 
-The compiled loop runs without Python's lock, so threads are enough. Each simulation is reduced at once to what is
-compared and drawn (`Run`), so that a sweep over large traces fits in memory.
+Each simulation is reduced at once to what is compared and drawn (`Run`), so that a sweep over large traces fits in
+memory; only the first seed is drawn. `engines/` has what runs them: the cores of this machine, or a Ray cluster.
 """
 
+import contextlib
+import functools
 import os
 import sys
 import threading
 import time
-from collections.abc import Callable
-from concurrent.futures import ThreadPoolExecutor
+from collections.abc import Callable, Generator, Iterator, Sequence
 from dataclasses import dataclass, field, replace
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, NamedTuple, Protocol, cast
 
 import numpy as np
 import numpy.typing as npt
@@ -29,6 +30,8 @@ Floats = npt.NDArray[np.float64]
 Tell = Callable[[str, int, int], None]
 
 _POINTS = 240  # of a curve that is drawn
+_MANY = 100  # simulations, from which on they are counted rather than their jobs
+_NOTHING: Floats = np.empty(0)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -62,7 +65,7 @@ class Timeline:
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
 class Run:
-    """What is kept of one simulation."""
+    """What is kept of one simulation. Curves are empty for all seeds but the first, which is the one drawn."""
 
     case: Case
     metrics: "Metrics"
@@ -91,7 +94,7 @@ class Sweep:
     contention: bool = False
     keep: bool = False
     """Keep every outcome whole."""
-    cores: int = field(default_factory=lambda: _cores())
+    cores: int = field(default_factory=lambda: cores_here())
 
     def cases(self) -> list[Case]:
         """In the order of the report."""
@@ -118,52 +121,106 @@ def arrived(sweep: Sweep, load: float, seed: int) -> list[Job]:
     return jobs if load == 1.0 else [replace(job, arrival_s=job.arrival_s / load) for job in jobs]
 
 
-class _Counter:
-    """Jobs that are done in all simulations together. Every few thousand events a simulation passes by here."""
+class Made(NamedTuple):
+    """A simulation that is done."""
 
-    def __init__(self, tell: Tell | None, jobs: int) -> None:
-        self._tell, self._jobs = tell, jobs
-        self._done: dict[Case, int] = {}
-        self._lock = threading.Lock()
-        self.stopped = False
-
-    def of(self, case: Case) -> Callable[[int, int], None]:
-        """What one simulation calls; it ends there once the sweep is stopped, for a compiled loop hears no Ctrl-C."""
-
-        def progress(done: int, _: int) -> None:
-            if self.stopped:
-                raise _StoppedError
-            with self._lock:
-                self._done[case] = done
-                if self._tell is not None:
-                    self._tell("jobs simulated", sum(self._done.values()), self._jobs)
-
-        return progress
+    number: int
+    """Its place in the order of the report."""
+    run: Run
+    seconds: float
+    """All of it: drawing arrivals, simulating, summing up. What portions of work are cut by."""
 
 
-class _StoppedError(Exception):
-    """Another simulation failed, or the user wants no more."""
+Numbered = tuple[int, Case]
+Heard = Callable[[int, int], None]
+"""`heard(number, jobs)`: so many jobs of that simulation are done."""
+Engine = Callable[["Sweep", Sequence[Numbered], Heard], Iterator[Made]]
+"""Runs cases in any order and gives each as soon as it is done. Closing the iterator ends the work."""
 
 
-def run_sweep(sweep: Sweep, tell: Tell | None = None) -> list[Run]:
-    """All cases, in the order of `cases`, as many at a time as there are cores; `tell` hears how many jobs are done."""
+class Journal(Protocol):
+    """Where simulations are kept as they come (`results.Results`)."""
+
+    def known(self, sweep: Sweep) -> dict[int, Run]:
+        """Those kept earlier, by their place in the order of the report."""
+        ...
+
+    def add(self, sweep: Sweep, run: Run) -> None:
+        """Keep one more."""
+        ...
+
+
+def run_sweep(
+    sweep: Sweep, tell: Tell | None = None, *, engine: Engine | None = None, journal: Journal | None = None
+) -> list[Run]:
+    """All cases, in the order of `cases`, whatever runs them; `tell` hears how far they are.
+
+    Without an engine they run on the cores of this machine. What a journal has already is not simulated again.
+    """
+    if engine is None:
+        from stallwise.cluster.engines.local import Local
+
+        engine = Local(sweep.cores)
     cases = sweep.cases()
-    counter = _Counter(tell, len(cases) * len(sweep.jobs))
-    with ThreadPoolExecutor(min(sweep.cores, len(cases))) as pool:
-        made = [pool.submit(_run, sweep, case, counter) for case in cases]
-        try:
-            return [one.result() for one in made]
-        except BaseException:
-            counter.stopped = True
-            pool.shutdown(wait=False, cancel_futures=True)
-            raise
+    runs = {} if journal is None else journal.known(sweep)
+    left = [(number, case) for number, case in enumerate(cases) if number not in runs]
+    progress = _Progress(tell, len(cases), len(sweep.jobs), len(runs))
+    with contextlib.closing(cast("Generator[Made]", engine(sweep, left, progress.heard))) as stream:
+        for made in stream:
+            runs[made.number] = made.run
+            if journal is not None:
+                journal.add(sweep, made.run)
+            progress.done(made.number)
+    return [runs[number] for number in range(len(cases))]
 
 
-def _run(sweep: Sweep, case: Case, counter: _Counter) -> Run:
+class _Progress:
+    """How far all simulations are together: in jobs, or in simulations where there are many."""
+
+    def __init__(self, tell: Tell | None, cases: int, jobs: int, known: int) -> None:
+        self._tell, self._cases, self._jobs = tell, cases, jobs
+        self._whole, self._under_way = known, dict[int, int]()
+        self._lock = threading.Lock()
+
+    def heard(self, number: int, jobs: int) -> None:
+        """From inside a simulation, in any thread."""
+        with self._lock:
+            self._under_way[number] = jobs
+            self._say()
+
+    def done(self, number: int) -> None:
+        """It is over."""
+        with self._lock:
+            self._under_way.pop(number, None)
+            self._whole += 1
+            self._say()
+
+    def _say(self) -> None:
+        if self._tell is None:
+            return
+        if self._cases >= _MANY:
+            self._tell("simulations", self._whole, self._cases)
+        else:
+            jobs = self._whole * self._jobs + sum(self._under_way.values())
+            self._tell("jobs simulated", jobs, self._cases * self._jobs)
+
+
+def simulated(sweep: Sweep, portion: Sequence[Numbered], heard: Heard) -> Iterator[Made]:
+    """One case after the other, here and now. Policies side by side share the arrivals they are drawn."""
+    last: tuple[float, int] | None = None
+    jobs: list[Job] = []
+    for number, case in portion:
+        began_s = time.perf_counter()
+        if last != (case.load, case.seed):
+            last, jobs = (case.load, case.seed), arrived(sweep, case.load, case.seed)
+        run = _run(sweep, case, jobs, functools.partial(heard, number))
+        yield Made(number, run, time.perf_counter() - began_s)
+
+
+def _run(sweep: Sweep, case: Case, jobs: list[Job], heard: Callable[[int], None]) -> Run:
     from stallwise.cluster.policies import policy_named
     from stallwise.cluster.simulator import Costs, simulate
 
-    jobs = arrived(sweep, case.load, case.seed)
     place = sweep.places[case.cluster]
     began_s = time.perf_counter()
     outcome = simulate(
@@ -174,21 +231,22 @@ def _run(sweep: Sweep, case: Case, counter: _Counter) -> Run:
         costs=sweep.costs or Costs(),
         contention=sweep.contention,
         seed=case.seed,
-        progress=counter.of(case),
+        progress=lambda done, _: heard(done),
     )
-    return summarise(case, outcome, time.perf_counter() - began_s, keep=sweep.keep)
+    took_s = time.perf_counter() - began_s
+    return summarise(case, outcome, took_s, keep=sweep.keep, drawn=case.seed == sweep.seeds[0])
 
 
-def summarise(case: Case, outcome: "Outcome", took_s: float, *, keep: bool = False) -> Run:
-    """Figures, distributions and timeline of an outcome."""
-    levels = np.linspace(0.0, 1.0, _POINTS + 1)
+def summarise(case: Case, outcome: "Outcome", took_s: float, *, keep: bool = False, drawn: bool = True) -> Run:
+    """Figures of an outcome, and where it is drawn its distributions and timeline."""
+    levels = np.linspace(0.0, 1.0, _POINTS + 1) if drawn else _NOTHING
     return Run(
         case=case,
         metrics=outcome.metrics,
         levels=levels,
-        jct_s=np.quantile(outcome.jct_s, levels),
-        queue_s=np.quantile(outcome.queue_s, levels),
-        timeline=timeline(outcome),
+        jct_s=np.quantile(outcome.jct_s, levels) if drawn else _NOTHING,
+        queue_s=np.quantile(outcome.queue_s, levels) if drawn else _NOTHING,
+        timeline=timeline(outcome) if drawn else Timeline(time_s=_NOTHING, busy_gpus=_NOTHING, waiting_jobs=_NOTHING),
         took_s=took_s,
         outcome=outcome if keep else None,
     )
@@ -209,5 +267,6 @@ def timeline(outcome: "Outcome") -> Timeline:
     return Timeline(time_s=edges[:-1], busy_gpus=means(series.busy_gpus), waiting_jobs=means(series.waiting_jobs))
 
 
-def _cores() -> int:
+def cores_here() -> int:
+    """Cores this process may use."""
     return len(os.sched_getaffinity(0)) if sys.platform == "linux" else os.cpu_count() or 1

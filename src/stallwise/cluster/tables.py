@@ -5,7 +5,7 @@ import csv
 import json
 import math
 from collections.abc import Hashable, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from functools import cached_property
 from pathlib import Path
 from typing import Any, Self
@@ -26,6 +26,7 @@ POLLUX_MACHINE = 4
 _ROUNDING = 1e-8
 
 Rows = list[dict[str, float]]
+Floats = npt.NDArray[np.float64]
 
 
 @dataclass(frozen=True, slots=True)
@@ -96,22 +97,35 @@ class App:
     def step_s(self, parts: Sequence[int], batch_size: int) -> float:
         """One update on a placement (GPUs per machine): the last pass exchanges, the others only compute."""
         split = self.batches(sum(parts), batch_size)
-        step, sync = self._times(tuple(parts), split.per_gpu)
+        step, sync = (float(found[0]) for found in self.times(tuple(parts), [split.per_gpu]))
         return step + split.extra_passes * (step - sync)
 
-    def _times(self, parts: tuple[int, ...], per_gpu: int) -> tuple[float, float]:
+    def times(self, parts: tuple[int, ...], per_gpu: Sequence[int]) -> tuple[Floats, Floats]:
+        """Step and exchange time on a placement, for every batch per GPU.
+
+        Interpolated between the batches measured there; else between machines, GPUs and batches; outside of what was
+        measured, the nearest point.
+        """
         rotated = min(parts[i:] + parts[:i] for i in range(len(parts)))
         # The tables write a placement as digits: from ten GPUs on a machine they would mean another one.
         rows = self.placements.get("".join(map(str, rotated))) if max(rotated) < 10 else None
-        if rows is not None and rows[0]["local_bsz"] <= per_gpu <= rows[-1]["local_bsz"]:
+        wanted = np.array(per_gpu, dtype=np.float64)
+        out = np.full((len(wanted), 2), np.nan)
+        if rows is not None:
             at = [row["local_bsz"] for row in rows]
-            step, sync = (float(np.interp(per_gpu, at, [row[k] for row in rows])) for k in ("step_time", "sync_time"))
-            return step, sync
-        where = np.array([[min(len(parts), 16), sum(parts), per_gpu]], dtype=np.float64)
-        inside = self._linear(where)[0]
-        if np.isnan(inside).any():
-            inside = self._nearest(where)[0]
-        return float(inside[0]), float(inside[1])
+            for column, name in enumerate(("step_time", "sync_time")):
+                out[:, column] = np.interp(wanted, at, [row[name] for row in rows], left=np.nan, right=np.nan)
+        if (outside := np.isnan(out).any(axis=1)).any():
+            where = np.column_stack(
+                [np.full_like(wanted, min(len(parts), 16)), np.full_like(wanted, sum(parts)), wanted]
+            )
+            # One by one: in a batch the search for a point starts where the one before ended, and on the border of
+            # two simplices that decides which of them answers, so the last bit would depend on the company.
+            for point in np.flatnonzero(outside):
+                out[point] = self._linear(where[point : point + 1])[0]
+        if (outside := np.isnan(out).any(axis=1)).any():
+            out[outside] = self._nearest(where[outside])
+        return out[:, 0], out[:, 1]
 
     @cached_property
     def _linear(self) -> Any:
@@ -161,25 +175,26 @@ class Apps:
     by_parts: bool = True
     """Placements of equal width but other parts (4+4, 7+1) were measured apart."""
     packed_s: dict[tuple[str, int, int], float] = field(default_factory=dict)
+    kinds: Mapping[str, Mapping[str, App]] = field(default_factory=dict)
+    """The same on every other kind of GPU that was measured."""
+    reference: Mapping[str, App] | None = None
+    """Whose packed gangs are full speed, where that is not `apps`."""
+
+    def of_kind(self, kind: str) -> Self:
+        """On another kind of GPU. Full speed, which jobs are measured in, stays that of the reference."""
+        if kind not in self.kinds:
+            raise UnknownNameError("kind of GPU with measured placements", kind, sorted(self.kinds))
+        return replace(self, apps=self.kinds[kind], reference=self.reference or self.apps)
 
     @classmethod
-    def read(
-        cls,
-        folder: Path,
-        *,
-        placements: str = "placements.csv",
-        progress: Path | None = None,
-        machine: int = POLLUX_MACHINE,
-    ) -> Self:
-        """Every application in a folder that has the table of placements."""
-        found = {
-            path.name: App.read(path, placements=placements, progress=progress / path.name if progress else None)
-            for path in sorted(folder.iterdir())
-            if (path / placements).is_file()
-        }
+    def read(cls, folder: Path, *, progress: Path | None = None, machine: int = POLLUX_MACHINE) -> Self:
+        """Every application in a folder; Sia's `placements-<kind>.csv` are the same on other kinds of GPUs."""
+        found = _applications(folder, "placements.csv", progress)
         if not found:
-            raise InputError(f"{folder} holds no application with a {placements}.")
-        return cls(found, machine)
+            raise InputError(f"{folder} holds no application with a placements.csv.")
+        names = sorted({path.name for path in folder.glob("*/placements-*.csv")})
+        kinds = {Path(name).stem.partition("-")[2]: _applications(folder, name, progress) for name in names}
+        return cls(found, machine, kinds=kinds)
 
     def job(
         self, name: str, time_s: float, application: str, gpus: int, batch_size: int, line: int | None = None
@@ -195,7 +210,8 @@ class Apps:
     def _packed(self, application: str, gpus: int, batch_size: int) -> float:
         key = (application, gpus, batch_size)
         if key not in self.packed_s:
-            self.packed_s[key] = self.apps[application].step_s(packed(gpus, self.machine), batch_size)
+            app = (self.reference or self.apps)[application]
+            self.packed_s[key] = app.step_s(packed(gpus, self.machine), batch_size)
         return self.packed_s[key]
 
     def kind(self, job: Job) -> Hashable:
@@ -210,6 +226,8 @@ class Apps:
         if job.model is None or job.batch_size is None:
             return 1.0
         parts = shape.parts or even_parts(shape.gpus, max(shape.spans[:1] or (1,)))
+        if job.model not in self.apps:
+            raise InputError(f"The application {job.model!r} was not measured on this kind of GPU. Take another kind.")
         here = self.apps[job.model].step_s(parts, job.batch_size)
         return self._packed(job.model, shape.gpus, job.batch_size) / here
 
@@ -224,16 +242,34 @@ class Gavel:
     machine: int = 8
     by_parts: bool = True
     """It wants to know on how many machines a gang lies, not how many racks it touches."""
+    kinds: Mapping[str, Mapping[tuple[str, int], float]] = field(default_factory=dict)
+    """Packed throughputs on every kind of GPU that was measured."""
+    here: str | None = None
+    """The kind jobs run on, where that is not the one of full speed."""
+
+    def of_kind(self, kind: str) -> Self:
+        """On another kind of GPU. Full speed, which jobs are measured in, stays that of the reference."""
+        if kind not in self.kinds:
+            raise UnknownNameError("kind of GPU with measured throughputs", kind, self.kinds)
+        return replace(self, here=kind)
 
     @classmethod
     def read(cls, path: Path, gpu: str = "v100", machine: int = 8) -> Self:
-        """`simulation_throughputs.json`, of one kind of GPU."""
+        """`simulation_throughputs.json`; full speed is that of one kind of GPU."""
         try:
             tables = json.loads(path.read_text())
             packed, spread = (_alone(tables[name]) for name in (gpu, f"{gpu}_unconsolidated"))
+            kinds = {name: _alone(table) for name, table in tables.items() if not name.endswith("_unconsolidated")}
         except (OSError, KeyError, ValueError, SyntaxError) as error:
             raise InputError(f"{path} has no Gavel throughputs of {gpu!r}: {error}.") from error
-        return cls(packed, spread, machine)
+        return cls(packed, spread, machine, kinds=kinds)
+
+    def on_kind(self, job: Job, kind: str) -> float:
+        """Throughput on a kind of GPU over that at full speed; 0 where it was not measured, as it does not fit."""
+        if kind not in self.kinds:
+            raise UnknownNameError("kind of GPU with measured throughputs", kind, self.kinds)
+        key = (job.model or "", job.gpus)
+        return self.kinds[kind].get(key, 0.0) / self.packed[key] if key in self.packed else 0.0
 
     def job(self, name: str, time_s: float, job_type: str, gpus: int, steps: float, line: int | None = None) -> Job:
         """A row of a trace: steps at the packed throughput."""
@@ -249,12 +285,32 @@ class Gavel:
         return job.model
 
     def rate(self, job: Job, shape: Shape) -> float:
-        """1 when packed; else the spread throughput over the packed one."""
+        """1 when packed; else the spread throughput over the packed one; times what its kind of GPU is worth."""
         key = (job.model or "", shape.gpus)
+        kind = self._worth(key)
         machines = len(shape.parts) or max(shape.spans[:1] or (1,))
         if machines <= math.ceil(shape.gpus / self.machine) or key not in self.packed or key not in self.spread:
+            return kind
+        return kind * min(1.0, max(self.spread[key] / self.packed[key], 1e-6))
+
+    def _worth(self, key: tuple[str, int]) -> float:
+        if self.here is None or key not in self.packed:
             return 1.0
-        return min(1.0, max(self.spread[key] / self.packed[key], 1e-6))
+        if key not in self.kinds[self.here]:
+            raise InputError(
+                f"Jobs of type {key[0]!r} on {key[1]} GPUs were not measured on {self.here}, where they do not fit. "
+                "Take another kind of GPU or leave them out."
+            )
+        return self.kinds[self.here][key] / self.packed[key]
+
+
+def _applications(folder: Path, placements: str, progress: Path | None) -> dict[str, App]:
+    """Those in a folder that have the table of placements."""
+    return {
+        path.name: App.read(path, placements=placements, progress=progress / path.name if progress else None)
+        for path in sorted(folder.iterdir())
+        if (path / placements).is_file()
+    }
 
 
 def packed(gpus: int, machine: int) -> tuple[int, ...]:

@@ -28,6 +28,8 @@ class Cluster:
     """[level, gpu]"""
     names: tuple[tuple[str, ...], ...]
     """[level][domain]"""
+    kinds: tuple[str, ...] = ()
+    """What each GPU is called (`v100`); empty where all are alike."""
 
     @property
     def gpus(self) -> int:

@@ -1,6 +1,7 @@
 """Clusters as people have them: counts, Slurm's topology.conf, tables of hosts.
 
 racks=2,machines=8,gpus=8     2 racks of 8 machines of 8 GPUs (counts are per parent)
+kinds=v100:2x4+p100:4x4       2 machines of 4 GPUs called v100 and 4 of 4 called p100, in one rack
 topology.conf                 Slurm's tree or block topology; `gpus` per node is given apart
 topo.csv                      a row per host: its name, then switches (Alibaba Lingjun 2023: ip, DSW, PSW, ASW)
 nodes.csv                     Alibaba's `sn,…,gpu,model`, Tiresias' `num_switch,…`, Helios' `,num`
@@ -11,12 +12,13 @@ import io
 import math
 import re
 from collections.abc import Iterable, Iterator, Mapping, Sequence
+from dataclasses import replace
 from pathlib import Path
 
 from stallwise.cluster.topology import Cluster
 from stallwise.errors import InputError, UnknownNameError
 
-__all__ = ["expand", "parse_cluster", "read_counts", "read_hosts", "read_slurm"]
+__all__ = ["expand", "parse_cluster", "read_counts", "read_hosts", "read_kinds", "read_slurm"]
 
 _LEVELS = ("blocks", "racks", "machines", "slots", "gpus")
 _EXAMPLE = "racks=2,machines=8,gpus=8 (2 racks of 8 machines of 8 GPUs) or a topology file"
@@ -27,6 +29,8 @@ _ABOVE = ("rack", "block", "core")
 
 def parse_cluster(text: str, gpus_per_machine: int = 8) -> Cluster:
     """Counts where there is a `=`, else a file."""
+    if text.startswith("kinds=") and not Path(text).exists():
+        return read_kinds(text)
     if "=" in text and not Path(text).exists():
         return read_counts(text)
     path = Path(text)
@@ -59,6 +63,24 @@ def read_counts(text: str) -> Cluster:
     if total > _MOST_GPUS:
         raise InputError(f"The cluster {text!r} has {total:,} GPUs; up to {_MOST_GPUS:,} are simulated.")
     return Cluster.counts(**counts)
+
+
+def read_kinds(text: str) -> Cluster:
+    """`kinds=v100:2x4+p100:4x4`: machines x GPUs of each kind, all under one switch."""
+    hosts: list[tuple[tuple[str, str], int]] = []
+    kinds: list[str] = []
+    for part in text.removeprefix("kinds=").split("+"):
+        found = re.fullmatch(r"\s*([A-Za-z][\w.-]*):(\d+)x(\d+)\s*", part)
+        if found is None or int(found[2]) < 1 or int(found[3]) < 1:
+            raise InputError(f"{part!r} in the cluster {text!r} is not a kind like v100:2x4 (2 machines of 4 GPUs).")
+        name, machines, gpus = found[1], int(found[2]), int(found[3])
+        if len(kinds) + machines * gpus > _MOST_GPUS:
+            raise InputError(f"The cluster {text!r} is too large; up to {_MOST_GPUS:,} GPUs are simulated.")
+        if name in kinds:
+            raise InputError(f"The cluster {text!r} says {name} twice.")
+        hosts += [((f"{name}-{number}", "rack0"), gpus) for number in range(machines)]
+        kinds += [name] * (machines * gpus)
+    return replace(Cluster.hosts(("machine", "rack"), hosts), kinds=tuple(kinds))
 
 
 def read_slurm(content: str, source: str, gpus_per_machine: int) -> Cluster:

@@ -1,6 +1,8 @@
 """Training that survives losing machines: notice, agreement, checkpoints, restore, membership."""
 
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
+
+from stallwise.lazy import loader
 
 if TYPE_CHECKING:
     from stallwise.elastic.augment import Augmented
@@ -10,19 +12,14 @@ if TYPE_CHECKING:
 
 __all__ = ["Augmented", "Member", "Resumable", "Session", "join"]
 
-_HOMES = {
-    "Augmented": "augment",
-    "Member": "joining",
-    "Resumable": "order",
-    "Session": "session",
-    "join": "joining",
-}
-
-
-def __getattr__(name: str) -> Any:
-    # Torch is needed by the training side only; the watch and its arithmetic do without.
-    if name not in _HOMES:
-        raise AttributeError(f"module 'stallwise.elastic' has no attribute {name!r}")
-    import importlib
-
-    return getattr(importlib.import_module(f"stallwise.elastic.{_HOMES[name]}"), name)
+# Torch is needed by the training side only; the watch and its arithmetic do without.
+__getattr__ = loader(
+    __name__,
+    {
+        "Augmented": "augment",
+        "Member": "joining",
+        "Resumable": "order",
+        "Session": "session",
+        "join": "joining",
+    },
+)

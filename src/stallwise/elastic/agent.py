@@ -3,7 +3,8 @@
 torch's agent counts every end of a rank against one budget, the loss of somebody else's machine included. This one
 tells three apart by what the ranks left with (`codes.Left`) and keeps the count at the coordinator, over all machines:
 
-    crash    a rank ended by itself: an exception, a signal nobody announced, out of memory
+    crash    a rank ended by itself: an exception, a signal nobody announced, out of memory; or ranks say that a peer is
+             gone, and nobody is: what looks like a lost connection is then an error of the job's own
     loss     a machine is gone, with notice or without
     change   machines joined, or all were asked to start again
 """
@@ -14,6 +15,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
+from torch._C._distributed_c10d import PrefixStore
 from torch.distributed.elastic.agent.server.api import (
     RunResult,
     SimpleElasticAgent,
@@ -30,6 +32,8 @@ from stallwise.elastic.rendezvous import Meeting
 _MONITOR_S = 0.05
 _KNOWN_LOST_S = 2.0
 """Ranks of a round whose machine is lost are told and get so long to end by themselves."""
+_JOIN_S = 600.0
+"""Nobody goes when a machine joins: a save may take longer than a grace period."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -57,11 +61,14 @@ class Agent(SimpleElasticAgent):
     """Starts the ranks of this machine in every round, until the job is done or this machine goes."""
 
     def __init__(self, spec: WorkerSpec, meeting: Meeting, ranks: Ranks, budgets: Budgets, grace_s: float) -> None:
-        super().__init__(spec, shutdown_timeout=max(1, int(grace_s)))
+        super().__init__(spec)  # its time to shut down is not asked for: torch before 2.12 knows none
         self._meeting, self._ranks, self._budgets, self._grace_s = meeting, ranks, budgets, grace_s
         self.heard: list[str] = []
         self.round: int | None = None
+        self._members: frozenset[str] = frozenset()
         self._cause = ""
+        # One coordinator may serve many jobs, one after another or at once.
+        self._book = PrefixStore(f"job/{meeting.get_run_id()}", meeting.store)
 
     def attend(self) -> Ended:
         """Round after round."""
@@ -74,13 +81,20 @@ class Agent(SimpleElasticAgent):
                 if ended is not None:
                     return ended
         except (RendezvousClosedError, RendezvousGracefulExitError):
-            return Ended("done") if self._is_set("done") else Ended("stopped", self._told("stopped"))
+            return self._was_ended()
         except SpentError as spent:
             self._mark("stopped", str(spent))
             self._meeting.shutdown()
             return Ended("stopped", str(spent), dict(self._ranks.exits))
         finally:
             self._shutdown()
+
+    def _was_ended(self) -> Ended:
+        """Others have closed the job; where that was before this machine came, say so."""
+        late = "" if self.round is not None else f"job {self._meeting.get_run_id()!r} has ended"
+        if self._is_set("done"):
+            return Ended("done", late)
+        return Ended("stopped", ": ".join(filter(None, (late, self._told("stopped")))))
 
     def _look(self, group: WorkerGroup) -> Ended | None:
         """Ranks, then machines: what has changed since?"""
@@ -95,11 +109,10 @@ class Agent(SimpleElasticAgent):
         if self._meeting.is_done:
             return None  # others have ended already; these have their last lines to do
         if self._meeting.present < (group.group_world_size or 0):
-            self._count("lost")
-            self._again(group, "loss", signal.SIGTERM, _KNOWN_LOST_S)
+            self._again(group, "loss", _KNOWN_LOST_S)
         elif waiting > 0 and self._meeting.present < self._meeting.settings.max_nodes:
             # (A spare beyond the most that the job takes may wait there, too; it is for the next loss.)
-            self._again(group, "join", signal.SIGTERM, self._grace_s)
+            self._again(group, "join", max(self._grace_s, _JOIN_S))
         return None
 
     def _forgiven(self, exits: dict[int, int]) -> dict[int, int]:
@@ -116,32 +129,43 @@ class Agent(SimpleElasticAgent):
         saved = any(code in (Left.AGAIN, Left.LEAVING) for code in first.values())
         exits = self._ranks.stop(signal.SIGTERM, self._grace_s if saved else _KNOWN_LOST_S)
         if Left.LEAVING in exits.values():
-            self._count("lost")
+            self.leave()
             return Ended("leaving", codes=dict(exits))
         crashed = [code for code in first.values() if code not in MILD]
         if crashed:
-            self._count("crashed")
+            self._once("crashed", "crashes")
         elif Left.PEER_LOST in first.values():
-            self._count("lost")
+            self._book.add(f"blamed/{self.round}", 1)
         self._cause = "crash" if crashed else "loss" if Left.PEER_LOST in first.values() else "change"
         self._restart_workers(group)
         return None
 
-    def _again(self, group: WorkerGroup, cause: str, sent: signal.Signals, patience_s: float) -> None:
+    def _again(self, group: WorkerGroup, cause: str, patience_s: float) -> None:
         if cause == "loss":
             self._mark(f"over/{self.round}", "1")
         self._cause = cause
-        self._ranks.stop(sent, patience_s)
+        self._ranks.stop(signal.SIGTERM, patience_s, lambda: self._lost_meanwhile(group))
         self._restart_workers(group)
+
+    def _lost_meanwhile(self, group: WorkerGroup) -> bool:
+        """Whether a machine was lost while ranks save for another that joins: then they wait for nothing."""
+        self._meeting.num_nodes_waiting()  # looks
+        if self._meeting.present >= (group.group_world_size or 0) or self._meeting.is_done:
+            return False
+        self._mark(f"over/{self.round}", "1")
+        return True
 
     # What torch's agent asks of one.
 
     def _rendezvous(self, worker_group: WorkerGroup) -> None:
-        before = self.round
-        super()._rendezvous(worker_group)
-        self.round = self._meeting.number
+        before, members = self.round, self._members
         if before is not None:
-            self._settle(before)
+            self._here(before)
+        super()._rendezvous(worker_group)
+        self.round, self._members = self._meeting.number, self._meeting.members
+        if before is not None:
+            self._settle(before, members - self._members)
+        self._stop_if_spent()
 
     def _start_workers(self, worker_group: WorkerGroup) -> dict[int, Any]:
         spec = worker_group.spec
@@ -177,29 +201,51 @@ class Agent(SimpleElasticAgent):
 
     # The count, at the coordinator.
 
-    def _count(self, what: str) -> None:
-        """Once per round, however many agents see it; crashes at once, losses when the round is settled."""
-        if self._meeting.store.add(f"{what}/{self.round}", 1) == 1 and what == "crashed":
-            self._meeting.store.add("crashes", 1)
+    def leave(self) -> None:
+        """This machine was told to go."""
+        if self.round is not None:
+            self._gone(self.round, self._meeting.name)
 
-    def _settle(self, before: int) -> None:
-        """A round in which no rank crashed but one was lost is a loss; then see whether a budget is spent."""
-        store = self._meeting.store
-        lost, crashed = store.add(f"lost/{before}", 0), store.add(f"crashed/{before}", 0)
-        if lost and not crashed and store.add(f"settled/{before}", 1) == 1:
-            store.add("losses", 1)
-        crashes, losses = store.add("crashes", 0), store.add("losses", 0)
+    def _gone(self, number: int, machine: str) -> None:
+        """A machine of a round is lost; counted once, by itself where it had notice, else by who misses it first."""
+        if self._book.add(f"away/{number}/{machine}", 1) == 1:
+            self._book.add(f"gone/{number}", 1)
+            self._book.add("losses", 1)
+
+    def _here(self, number: int) -> None:
+        """This machine is not lost: it was only late, and a spare may have its place in the next round already."""
+        if self._book.add(f"away/{number}/{self._meeting.name}", 1) > 1:
+            self._book.add(f"gone/{number}", -1)
+            self._book.add("losses", -1)
+
+    def _once(self, what: str, counter: str) -> None:
+        """Once per round, however many agents see it."""
+        if self._book.add(f"{what}/{self.round}", 1) == 1:
+            self._book.add(counter, 1)
+
+    def _settle(self, before: int, missing: frozenset[str]) -> None:
+        """Who is not here any more is lost. Where ranks blamed a peer, and none was lost or crashed, it is a crash."""
+        for machine in missing:
+            self._gone(before, machine)
+        blamed, known = (self._counted(f"blamed/{before}"), self._counted(f"gone/{before}", f"crashed/{before}"))
+        if blamed and not known and self._book.add(f"settled/{before}", 1) == 1:
+            self._book.add("crashes", 1)
+
+    def _stop_if_spent(self) -> None:
+        crashes, losses = self._counted("crashes"), self._counted("losses")
         if crashes > self._budgets.crashes:
             raise SpentError(f"ranks have crashed {crashes} times, {self._budgets.crashes} are allowed")
         if self._budgets.losses is not None and losses > self._budgets.losses:
             raise SpentError(f"machines were lost {losses} times, {self._budgets.losses} are allowed")
 
+    def _counted(self, *keys: str) -> int:
+        return sum(self._book.add(key, 0) for key in keys)
+
     def _mark(self, key: str, value: str) -> None:
-        self._meeting.store.set(f"job/{self._meeting.get_run_id()}/{key}", value)
+        self._book.set(key, value)
 
     def _is_set(self, key: str) -> bool:
-        return bool(self._meeting.store.check([f"job/{self._meeting.get_run_id()}/{key}"]))
+        return bool(self._book.check([key]))
 
     def _told(self, key: str) -> str:
-        name = f"job/{self._meeting.get_run_id()}/{key}"
-        return self._meeting.store.get(name).decode() if self._is_set(key) else "the rendezvous was closed"
+        return self._book.get(key).decode() if self._is_set(key) else "the rendezvous was closed"

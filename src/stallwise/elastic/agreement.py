@@ -4,7 +4,8 @@ At each step's end every rank throws what it knows into one small all-reduce (MA
 what all had said one step *earlier*, which has long arrived. So ranks act on the same words at the same step: a notice
 that any rank hears during step k ends all of them after step k + 1, at the latest k + 2.
 
-The vector holds the flags, then a few times of every rank in places of its own (the others leave zero there).
+The vector holds the flags, then a few times of every rank and the speed it is asked to do with, in places of its own
+(the others leave zero there).
 """
 
 from collections.abc import Sequence
@@ -17,6 +18,8 @@ FLAGS = 3
 LEAVE, AGAIN, SAVE = range(FLAGS)
 TIMES = 4
 """Per rank: waiting for data, forward, backward, exchange; milliseconds."""
+_OWN = TIMES + 1
+"""And the speed it is asked to do with; 0: nobody asks."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -25,6 +28,7 @@ class Word:
 
     flags: tuple[float, ...] = (0.0,) * FLAGS
     times_ms: tuple[tuple[float, ...], ...] = ()
+    speeds: tuple[float, ...] = ()
 
     def says(self, flag: int) -> bool:
         """Whether any rank did."""
@@ -48,15 +52,15 @@ class Agreement:
         if work is not None:
             work.wait()
         values = said.tolist()
-        times = [tuple(values[FLAGS + r * TIMES : FLAGS + (r + 1) * TIMES]) for r in range(self._world)]
-        return Word(tuple(values[:FLAGS]), tuple(times))
+        own = [tuple(values[FLAGS + r * _OWN : FLAGS + (r + 1) * _OWN]) for r in range(self._world)]
+        return Word(tuple(values[:FLAGS]), tuple(one[:TIMES] for one in own), tuple(one[TIMES] for one in own))
 
-    def say(self, flags: Sequence[float], times_ms: Sequence[float]) -> None:
+    def say(self, flags: Sequence[float], times_ms: Sequence[float], speed: float = 0.0) -> None:
         """This rank's part for the next step."""
-        said = torch.zeros(FLAGS + self._world * TIMES, dtype=torch.float64)
+        said = torch.zeros(FLAGS + self._world * _OWN, dtype=torch.float64)
         said[:FLAGS] = torch.tensor(flags, dtype=torch.float64)
-        place = FLAGS + self._rank * TIMES
-        said[place : place + TIMES] = torch.tensor(times_ms, dtype=torch.float64)
+        place = FLAGS + self._rank * _OWN
+        said[place : place + _OWN] = torch.tensor([*times_ms, speed], dtype=torch.float64)
         work = dist.all_reduce(said, op=dist.ReduceOp.MAX, group=self._group, async_op=True)
         self._pending = work, said
 

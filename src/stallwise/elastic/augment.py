@@ -4,12 +4,13 @@ import random
 from collections.abc import Callable
 from typing import Any
 
+import numpy as np
 import torch
 from torch.utils.data import Dataset
 
 
 class Augmented(Dataset[Any]):
-    """`transform(sample)` over a map-style dataset, with torch's and Python's random state set for each sample.
+    """`transform(sample)` over a map-style dataset, with torch's, NumPy's and Python's random state set for each.
 
     The state around it is left as it was. A session calls `set_epoch`; without one, do so before each epoch.
     """
@@ -28,15 +29,17 @@ class Augmented(Dataset[Any]):
 
     def __getitem__(self, index: int) -> Any:
         sample = self.dataset[index]
-        kept = random.getstate()
+        kept, kept_numpy = random.getstate(), np.random.get_state()
         with torch.random.fork_rng(devices=[]):
             drawn = seed_of(self._seed, int(self._epoch[0]), index)
             torch.manual_seed(drawn)
             random.seed(drawn)
+            np.random.seed([drawn & 0xFFFFFFFF, drawn >> 32])
             try:
                 return self._transform(sample)
             finally:
                 random.setstate(kept)
+                np.random.set_state(kept_numpy)
 
 
 def seed_of(seed: int, epoch: int, index: int) -> int:

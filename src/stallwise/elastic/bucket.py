@@ -15,6 +15,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from stallwise.elastic import manifest
+from stallwise.elastic.codes import DAMAGED
 from stallwise.errors import StallwiseError
 from stallwise.record.processes import die_with_parent
 
@@ -26,7 +27,7 @@ _CHUNK_BYTES = 8 << 20
 
 
 def main(arguments: Sequence[str]) -> int:
-    """Do one thing; what goes wrong is one line on stderr and exit code 2."""
+    """Do one thing; what goes wrong is one line on stderr and exit code 2, or 3 where a checkpoint is damaged."""
     die_with_parent()
     url, endpoint, what, *rest = arguments
     try:
@@ -38,6 +39,9 @@ def main(arguments: Sequence[str]) -> int:
             _DO[what](store, rest)
         except StallwiseError:
             raise
+        except ValueError as error:  # of a manifest
+            sys.stderr.write(f"{error}\n")
+            return DAMAGED
         except Exception as error:  # obstore has many
             sys.stderr.write(f"{where.said(error)}\n")
             return 2
@@ -54,10 +58,10 @@ def _listed(store: "ObjectStore") -> dict[str, list[str]]:
     found: dict[str, list[str]] = {}
     for batch in obstore.list(store):
         for one in batch:
-            name, _, rest = str(one["path"]).rpartition("/")
-            step = name.rpartition("/")[2]
-            if manifest.step_of(step) is not None:
-                found.setdefault(step, []).append(rest)
+            # Objects of a checkpoint may lie in folders of it; a checkpoint deeper down is another session's.
+            name, _, rest = str(one["path"]).partition("/")
+            if rest and manifest.step_of(name) is not None:
+                found.setdefault(name, []).append(rest)
     return found
 
 
@@ -76,14 +80,21 @@ def _put(store: "ObjectStore", rest: Sequence[str]) -> None:
 
 def _get(store: "ObjectStore", rest: Sequence[str]) -> None:
     import obstore
+    from obstore.exceptions import NotFoundError
 
     name, into = rest[0], Path(rest[1])
     into.mkdir(parents=True, exist_ok=True)
     said = bytes(obstore.get(store, f"{name}/{manifest.NAME}").bytes())
     for file in manifest.decode(said).files:
-        with (into / file).open("wb") as out:
-            for chunk in obstore.get(store, f"{name}/{file}").stream(min_chunk_size=_CHUNK_BYTES):
-                out.write(chunk)
+        if Path(file).is_absolute() or ".." in Path(file).parts:
+            raise ValueError(f"its manifest names {file}, which is no part of it")
+        (into / file).parent.mkdir(parents=True, exist_ok=True)
+        try:
+            with (into / file).open("wb") as out:
+                for chunk in obstore.get(store, f"{name}/{file}").stream(min_chunk_size=_CHUNK_BYTES):
+                    out.write(chunk)
+        except (NotFoundError, FileNotFoundError):
+            raise ValueError(f"{file} is not in the bucket") from None
     (into / manifest.NAME).write_bytes(said)
 
 

@@ -11,6 +11,10 @@ AGENT = "STALLWISE_AGENT"
 CAUSE = "STALLWISE_CAUSE"
 
 
+DAMAGED = 3
+"""The bucket's client, where an object is there but not what was written."""
+
+
 class Left(enum.IntEnum):
     """How a rank ended, where it is not 0 (done) or a crash."""
 

@@ -6,6 +6,7 @@ failed     step, why a checkpoint was not made
 passed     name, why a checkpoint was passed over
 notice     source, seconds left
 left       why, step
+parts      step, samples of a global batch by rank; null: equal ones again
 pace       step, world, samples per second, times of every rank
 done       step
 """

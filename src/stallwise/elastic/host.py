@@ -143,6 +143,8 @@ def _attend(options: argparse.Namespace, meeting: "Meeting", ranks: "Ranks", hea
     try:
         ended = agent.attend()
     except _ToldError:
+        with contextlib.suppress(RuntimeError, OSError):  # the coordinator's connection
+            agent.leave()
         meeting.go()
         _say("told to go; ranks have left")
         raise
@@ -152,6 +154,8 @@ def _attend(options: argparse.Namespace, meeting: "Meeting", ranks: "Ranks", hea
     if ended.kind == "stopped":
         _say(f"stopped: {ended.why}")
         return STOPPED
+    if ended.why:
+        _say(f"{ended.why}; to go on with it give it another --job, or start the coordinator anew")
     return DONE
 
 

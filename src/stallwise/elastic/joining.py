@@ -14,6 +14,7 @@ from datetime import timedelta
 import torch
 import torch.distributed as dist
 from torch._C._distributed_c10d import PrefixStore, Store, TCPStore
+from torch.distributed.rendezvous import rendezvous
 
 from stallwise.elastic.codes import COORDINATOR, ROUND, Left
 from stallwise.elastic.notice import catch_signal
@@ -56,12 +57,15 @@ def join(backend: str | None = None, timeout_s: float = DEFAULT_TIMEOUT_S) -> Me
     chosen = backend or ("cpu:gloo,cuda:nccl" if device.type == "cuda" else "gloo")
     timeout = timedelta(seconds=timeout_s)
     store = coordinator_store()
-    if store is None:
-        dist.init_process_group(chosen, timeout=timeout)
-    else:
-        place = PrefixStore(f"ranks/{round_number()}", store)
+    if store is not None:
+        place: Store = PrefixStore(f"ranks/{round_number()}", store)
         dist.init_process_group(chosen, store=place, rank=rank, world_size=world, timeout=timeout)
         _Progress.start(round_number())
+    elif os.environ.get("GROUP_WORLD_SIZE") == "1":
+        place = _torchrun_store(timeout)
+        dist.init_process_group(chosen, store=place, rank=rank, world_size=world, timeout=timeout)
+    else:
+        dist.init_process_group(chosen, timeout=timeout)
     return Member(rank, world, local, round_number(), device)
 
 
@@ -74,6 +78,16 @@ def coordinator_store() -> Store | None:
     run = os.environ.get("TORCHELASTIC_RUN_ID", "job")
     wait = timedelta(seconds=_STORE_TIMEOUT_S)
     return PrefixStore(f"job/{run}", TCPStore(host, int(port), is_master=False, timeout=wait))
+
+
+def _torchrun_store(timeout: timedelta) -> Store:
+    """Torchrun's store, under a prefix of the attempt.
+
+    Its agent keeps one store over all attempts: a rank that is quick finds the address that a peer had before it died,
+    and is refused. (Attempts are counted by each machine, so that with several there is no number all share.)
+    """
+    store, _, _ = next(rendezvous("env://", timeout=timeout))
+    return PrefixStore(f"attempt/{os.environ.get('TORCHELASTIC_RESTART_COUNT', '0')}", store)
 
 
 def round_number() -> int:

@@ -8,7 +8,7 @@ FOLDER/step-000000001200/      renamed there when all files and the manifest are
 
 import hashlib
 import os
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -98,7 +98,10 @@ def decode(text: bytes) -> Manifest:
     checksum, _, body = text.partition(b"\n")
     if hashlib.blake2b(body, digest_size=16).hexdigest().encode() != checksum:
         raise ValueError("its manifest is damaged")
-    found = msgspec.json.decode(body, type=Manifest)
+    try:
+        found = msgspec.json.decode(body, type=Manifest)
+    except msgspec.MsgspecError as error:
+        raise ValueError(f"its manifest cannot be read ({error})") from None
     if found.format > FORMAT:
         raise ValueError(f"it was written by a newer Stallwise (format {found.format})")
     return found
@@ -108,18 +111,19 @@ def read(folder: Path) -> Manifest:
     """The manifest of a checkpoint in a folder; ValueError says what is wrong."""
     try:
         return decode((folder / NAME).read_bytes())
-    except (OSError, msgspec.MsgspecError) as error:
+    except OSError as error:
         raise ValueError(f"its manifest cannot be read ({error})") from None
 
 
-def check(folder: Path, *, contents: bool = True) -> Manifest:
-    """The manifest, if every file has its size and checksum; ValueError else."""
+def check(folder: Path, whose: Callable[[Sequence[str]], Sequence[str]] = lambda files: files) -> Manifest:
+    """The manifest, if every file has its size, and those that `whose` chooses their checksum; ValueError else."""
     manifest = read(folder)
+    chosen = frozenset(whose(sorted(manifest.files)))
     for name, fact in manifest.files.items():
         path = folder / name
         try:
             size = path.stat().st_size
-            found = fact_of(path, manifest.algorithm) if contents and size == fact.bytes else None
+            found = fact_of(path, manifest.algorithm) if name in chosen and size == fact.bytes else None
         except OSError as error:
             raise ValueError(f"{name} cannot be read ({error.strerror})") from None
         if size != fact.bytes:
@@ -127,16 +131,6 @@ def check(folder: Path, *, contents: bool = True) -> Manifest:
         if found is not None and found.checksum != fact.checksum:
             raise ValueError(f"{name} has another content than was written")
     return manifest
-
-
-def newest(folder: Path, told: Callable[[Fault], None]) -> tuple[str, Manifest] | None:
-    """The newest checkpoint that is whole; what is not is told and passed over."""
-    for name in sorted(names(folder), reverse=True):
-        try:
-            return name, check(folder / name)
-        except ValueError as error:
-            told(Fault(name, str(error)))
-    return None
 
 
 def names(folder: Path) -> list[str]:

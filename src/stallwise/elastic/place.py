@@ -6,20 +6,25 @@ by one rename, a bucket's by the manifest, which is put there last and without w
 
 import contextlib
 import errno
+import fcntl
 import os
 import shutil
+import stat
 import subprocess
 import sys
 import tempfile
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Protocol
 
 from stallwise.elastic import manifest
-from stallwise.elastic.manifest import Fault, Manifest
+from stallwise.elastic.codes import DAMAGED
+from stallwise.elastic.manifest import Manifest
 from stallwise.errors import InputError
 
 PARTIAL = ".partial-"
+SCRATCH = "stallwise-scratch-"
+_LOCK = "lock"
 
 
 class Place(Protocol):
@@ -51,12 +56,28 @@ class Place(Protocol):
         """Only the newest `keep` stay."""
         ...
 
-    def newest(self, told: Callable[[Fault], None]) -> tuple[str, Manifest] | None:
-        """The newest that is whole."""
+    def make_room(self) -> None:
+        """The disk is full: remove what can be spared. The writer alone."""
+        ...
+
+    def names(self) -> list[str]:
+        """Checkpoints that can be seen, newest first."""
         ...
 
     def fetch(self, name: str) -> Path:
-        """A folder with the files of a checkpoint, for this rank to read."""
+        """A folder with the files of a checkpoint, for this rank to read; ValueError where it is damaged."""
+        ...
+
+    def mine(self, files: Sequence[str], rank: int, world: int) -> Sequence[str]:
+        """The files whose contents this rank checks, so that together all copies are checked."""
+        ...
+
+    def release(self, name: str) -> None:
+        """What `fetch` brought is not needed any more."""
+        ...
+
+    def close(self) -> None:
+        """Nothing is left on this machine but what belongs there."""
         ...
 
 
@@ -85,6 +106,10 @@ class Folder:
 
     def commit(self, draft: Path, written: Manifest) -> None:
         """Manifest, sync, rename, sync."""
+        for name, fact in written.files.items():
+            found = draft / name
+            if not found.exists() or found.stat().st_size != fact.bytes:
+                raise OSError(errno.ENOENT, f"{name} of another rank is not in {self.shown}: do all machines share it?")
         put(draft / manifest.NAME, manifest.encode(written))
         sync_folder(draft)
         final = self._path / manifest.step_name(written.step)
@@ -107,13 +132,27 @@ class Folder:
                 (self._path / name).rename(gone)
                 shutil.rmtree(gone, ignore_errors=True)
 
-    def newest(self, told: Callable[[Fault], None]) -> tuple[str, Manifest] | None:
-        """Checked file by file."""
-        return manifest.newest(self._path, told)
+    def make_room(self) -> None:
+        """One to go back to stays."""
+        self.prune(1)
+
+    def names(self) -> list[str]:
+        """By name."""
+        return manifest.names(self._path)[::-1]
 
     def fetch(self, name: str) -> Path:
         """Where it lies."""
         return self._path / name
+
+    def mine(self, files: Sequence[str], rank: int, world: int) -> Sequence[str]:
+        """All see the same files: each checks some."""
+        return files[rank::world]
+
+    def release(self, name: str) -> None:
+        """It lies where it belongs."""
+
+    def close(self) -> None:
+        """Nothing lies elsewhere."""
 
 
 class Bucket:
@@ -124,7 +163,7 @@ class Bucket:
 
         self._url, self._endpoint = url.rstrip("/"), endpoint
         self.shown = shown_url(url)
-        self._scratch = Path(tempfile.mkdtemp(prefix="stallwise-", dir=scratch))
+        self._scratch = Scratch(scratch)
 
     def tidy(self) -> None:
         """Files without a manifest."""
@@ -132,7 +171,7 @@ class Bucket:
 
     def draft(self, name: str) -> Path:
         """On this machine's disk."""
-        return self._scratch / f"{PARTIAL}{name}"
+        return self._scratch.path / f"{PARTIAL}{name}"
 
     def deliver(self, draft: Path, files: Sequence[str]) -> None:
         """Put this rank's files under the checkpoint's name."""
@@ -152,23 +191,31 @@ class Bucket:
         """Manifests first."""
         self._client("prune", str(keep))
 
-    def newest(self, told: Callable[[Fault], None]) -> tuple[str, Manifest] | None:
-        """The newest manifest whose files have their sizes; contents are checked when they are fetched."""
-        for name in self._client("names").split():
-            try:
-                found = manifest.check(self.fetch(name))
-            except ValueError as error:
-                told(Fault(name, str(error)))
-            else:
-                return name, found
-        return None
+    def make_room(self) -> None:
+        """It is this machine's disk that is full; drafts are gone already, and what is in the bucket stays."""
+
+    def names(self) -> list[str]:
+        """Those with a manifest."""
+        return self._client("names").split()
 
     def fetch(self, name: str) -> Path:
         """Bring all files of a checkpoint here."""
-        folder = self._scratch / name
-        if not (folder / manifest.NAME).exists():
-            self._client("get", name, str(folder))
+        folder = self._scratch.path / name
+        self.release(name)  # one of that name may have been put there since
+        self._client("get", name, str(folder))
         return folder
+
+    def mine(self, files: Sequence[str], rank: int, world: int) -> Sequence[str]:
+        """Each rank has a copy of its own."""
+        return files
+
+    def release(self, name: str) -> None:
+        """Remove the copy."""
+        shutil.rmtree(self._scratch.path / name, ignore_errors=True)
+
+    def close(self) -> None:
+        """Drafts and copies."""
+        self._scratch.close()
 
     @staticmethod
     def _name(draft: Path) -> str:
@@ -179,8 +226,44 @@ class Bucket:
         done = subprocess.run(command, capture_output=True, text=True, stdin=subprocess.DEVNULL)
         if done.returncode:
             said = done.stderr.strip().splitlines()
+            if done.returncode == DAMAGED:
+                raise ValueError(said[-1])
             raise OSError(errno.EIO, f"{self.shown}: {said[-1] if said else 'the client died'}")
         return done.stdout
+
+
+class Scratch:
+    """A folder of this process on its machine's disk. What killed processes have left there is removed by the next.
+
+    A lock tells: the kernel gives it up with the last process that holds it.
+    """
+
+    def __init__(self, inside: Path | None = None) -> None:
+        root = Path(inside or tempfile.gettempdir())
+        for left in root.glob(f"{SCRATCH}*/{_LOCK}"):
+            with contextlib.suppress(OSError):  # it is in use, or was removed meanwhile
+                _remove_if_left(left)
+        self.path = Path(tempfile.mkdtemp(prefix=SCRATCH, dir=root))
+        # It has its name only when it is locked, so that nobody takes it for one that was left.
+        self._lock = (self.path / f"{_LOCK}-new").open("wb")
+        fcntl.flock(self._lock, fcntl.LOCK_EX)
+        (self.path / f"{_LOCK}-new").rename(self.path / _LOCK)
+
+    def close(self) -> None:
+        """Remove it."""
+        shutil.rmtree(self.path, ignore_errors=True)
+        self._lock.close()
+
+
+def _remove_if_left(lock: Path) -> None:
+    """A folder of this user only; what others put into the folder for temporary files may be a link or a pipe."""
+    folder = lock.parent.lstat()
+    if not stat.S_ISDIR(folder.st_mode) or folder.st_uid != os.geteuid():
+        return
+    handle = os.open(lock, os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK)
+    with os.fdopen(handle, "rb") as file:
+        fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        shutil.rmtree(lock.parent, ignore_errors=True)
 
 
 def place_of(where: str | os.PathLike[str], endpoint: str | None = None) -> Place:

@@ -9,13 +9,15 @@ import socket
 import subprocess
 import sys
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 from stallwise.elastic.codes import AGENT
 
 _POLL_S = 0.02
 _START_S = 120.0
+_IN_VAIN_S = 2.0
+"""What is left of a patience that leads to nothing."""
 
 
 class Ranks:
@@ -93,24 +95,28 @@ class Ranks:
             self.running.pop(said["local"], None)
             self.exits[said["local"]] = said["exit"]
 
-    def stop(self, sent: signal.Signals, patience_s: float) -> dict[int, int]:
-        """Signal all, then kill what is left, its children included; exit codes."""
+    def stop(
+        self, sent: signal.Signals, patience_s: float, in_vain: Callable[[], bool] = lambda: False
+    ) -> dict[int, int]:
+        """Signal all, then kill what is left, its children included; exit codes. `in_vain` ends the patience."""
         self.poll()
         for pid in self.running.values():
             with contextlib.suppress(ProcessLookupError):
                 os.kill(pid, sent)
-        self._wait(patience_s)
+        self._wait(patience_s, in_vain)
         for pid in self.running.values():
             with contextlib.suppress(ProcessLookupError, PermissionError):
                 os.killpg(pid, signal.SIGKILL)
         self._wait(_START_S)
         return self.exits
 
-    def _wait(self, patience_s: float) -> None:
+    def _wait(self, patience_s: float, in_vain: Callable[[], bool] = lambda: False) -> None:
         until_s = time.monotonic() + patience_s
         while self.running and time.monotonic() < until_s:
             self.poll()
             time.sleep(_POLL_S)
+            if until_s - time.monotonic() > _IN_VAIN_S and in_vain():
+                until_s = time.monotonic() + _IN_VAIN_S
 
     def close(self) -> None:
         """The nursery, too."""

@@ -11,7 +11,12 @@ from datetime import timedelta
 from typing import Any
 
 from torch._C._distributed_c10d import Store, TCPStore
-from torch.distributed.elastic.rendezvous import RendezvousError, RendezvousStoreInfo, dynamic_rendezvous
+from torch.distributed.elastic.rendezvous import (
+    RendezvousError,
+    RendezvousInfo,
+    RendezvousStoreInfo,
+    dynamic_rendezvous,
+)
 from torch.distributed.elastic.rendezvous.c10d_rendezvous_backend import C10dRendezvousBackend
 from torch.distributed.elastic.rendezvous.dynamic_rendezvous import (
     DynamicRendezvousHandler,
@@ -50,6 +55,8 @@ class Meeting(DynamicRendezvousHandler):
     """One machine's part in the rendezvous of a job."""
 
     coordinator: tuple[str, int]
+    members: frozenset[str] = frozenset()
+    """Machines of the round, as it began."""
 
     @classmethod
     def at(cls, address: str, port: int, job: str, least: int, most: int, timing: Timing) -> "Meeting":
@@ -76,6 +83,17 @@ class Meeting(DynamicRendezvousHandler):
         handler._bootstrap_store_info = RendezvousStoreInfo(address, port)
         handler._shared_tcp_store_server = store
         return handler
+
+    def next_rendezvous(self) -> RendezvousInfo:
+        """torch's, and a list of who is in it."""
+        found = super().next_rendezvous()
+        self.members = frozenset(repr(node) for node in self._state_holder.state.participants)
+        return found
+
+    @property
+    def name(self) -> str:
+        """Of this machine in `members`."""
+        return repr(self._this_node)
 
     @property
     def store(self) -> Store:

@@ -9,10 +9,12 @@ import os
 import threading
 import time
 from collections.abc import Callable
+from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+import torch
 import torch.distributed as dist
 from torch.distributed.checkpoint.api import CheckpointException
 from torch.distributed.checkpoint.filesystem import FileSystemWriter
@@ -42,6 +44,7 @@ class Saver:
     def __init__(self, place: Place, group: dist.ProcessGroup | None, keep: int, tag: str) -> None:
         self._place, self._group, self._keep, self._tag = place, group, keep, tag
         self._rank = dist.get_rank()
+        self._gpu = torch.cuda.current_device() if torch.cuda.is_available() else None
         self._thread: threading.Thread | None = None
         self._result: Saved | None = None
         self._tries = 0
@@ -80,12 +83,13 @@ class Saver:
             size, error = 0, _said(failure)
             self._place.drop(draft)
             if self._rank == 0 and "No space left" in error and self._keep > 1:
-                self._place.prune(1)  # room for the next try, and still one to go back to
+                self._place.make_room()  # for the next try
         self._result = Saved(step, time.monotonic() - begin_s, size, error)
 
     def _written(self, draft: Path, step: int, mine: State, facts: dict[str, Any]) -> int:
         writer = FileSystemWriter(draft, single_file_per_rank=True, sync_files=True)
-        dcp_save(mine, storage_writer=writer, process_group=self._group)
+        with _beside_training(self._gpu):
+            dcp_save(mine, storage_writer=writer, process_group=self._group)
         own, refused = None, None
         try:
             own = self._delivered(draft)
@@ -134,6 +138,15 @@ class Saver:
         dist.broadcast_object_list(said, src=0, group=self._group)
         if said[0] is not None:
             raise OSError(f"rank 0: {said[0]}")
+
+
+def _beside_training(gpu: int | None) -> AbstractContextManager[Any]:
+    """A stream of this thread's own: DCP waits for the current one, on which training has steps queued. (A new thread's
+    current GPU is the first, whatever the rank's is.)"""
+    if gpu is None:
+        return nullcontext()
+    own: Any = torch.cuda.Stream(gpu)  # type: ignore[no-untyped-call]
+    return torch.cuda.stream(own)
 
 
 def _said(error: BaseException) -> str:

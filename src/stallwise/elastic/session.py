@@ -14,7 +14,6 @@ stop. A rank that stops leaves at once, with an exit code that its agent underst
 
 import logging
 import os
-import sys
 import time
 from collections.abc import Iterable, Iterator
 from datetime import timedelta
@@ -26,6 +25,7 @@ import torch.distributed as dist
 from torch import nn
 from torch.distributed.checkpoint.state_dict_loader import load as dcp_load
 
+from stallwise.deflate.door import Door
 from stallwise.elastic import order
 from stallwise.elastic.agreement import AGAIN, FLAGS, LEAVE, SAVE, Agreement, Word
 from stallwise.elastic.clouds import endpoints
@@ -33,13 +33,16 @@ from stallwise.elastic.codes import CAUSE, Left
 from stallwise.elastic.events import NAME as EVENTS
 from stallwise.elastic.events import Diary
 from stallwise.elastic.joining import made_progress, round_number, tell_finished
+from stallwise.elastic.leaving import leave_now, peer_lost
 from stallwise.elastic.manifest import Fault, Manifest
 from stallwise.elastic.notice import Watcher
 from stallwise.elastic.pace import Pace, interval_of
 from stallwise.elastic.place import Folder, place_of
 from stallwise.elastic.rebuild import ReadyOrder, show_order
 from stallwise.elastic.rescale import Scaling, factor, rescale
+from stallwise.elastic.restoring import newest_whole
 from stallwise.elastic.saver import Saver
+from stallwise.elastic.shares import Parts
 from stallwise.elastic.state import (
     Stage,
     State,
@@ -67,6 +70,7 @@ class Session:
     How often: `interval_steps`, `interval_s` (default 600), `mean_life_s` of a machine (then √(2 δ M) with the measured
     cost of a save), or `plan`, a file of `stallwise spot plan --json`. `scaling` says how the learning rate follows the
     number of ranks when that is another than before. `metadata`: which cloud to ask for notices (`clouds.endpoints`).
+    `largest_batch`: the most samples that fit a rank, where `stallwise deflate` has the others take over a part.
     """
 
     def __init__(
@@ -86,6 +90,7 @@ class Session:
         metadata: str | None = None,
         endpoint: str | None = None,
         asynchronous: bool = True,
+        largest_batch: int | None = None,
     ) -> None:
         if not dist.is_initialized():
             raise InputError("A session needs torch.distributed: call stallwise.elastic.join() first.")
@@ -110,6 +115,9 @@ class Session:
         self._watcher = Watcher(endpoints(metadata) if first else ())
         self._tempo = Tempo(model)
         self._ready = ReadyOrder(model)
+        self._parts = Parts(model, self._rank, self._world, largest_batch)
+        self._door = Door(self._rank, self._world)
+        self._anew = False
         self.step = 0
         """Steps made since the job began, over all rounds."""
         self.epoch = 0
@@ -126,6 +134,11 @@ class Session:
     def world(self) -> int:
         """Ranks that are active now."""
         return self._world
+
+    @property
+    def weight(self) -> float:
+        """By what this rank's gradient is multiplied in this step: 1 unless the parts of the global batch differ."""
+        return self._parts.weight
 
     @property
     def saving(self) -> bool:
@@ -152,14 +165,19 @@ class Session:
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
         self._watcher.close()
+        self._door.close()
+        self._parts.close()
         if error is None:
             self._finish()
-        elif isinstance(error, SystemExit) and error.code in (Left.AGAIN, Left.LEAVING):
-            _leave_now(int(error.code))
-        elif _peer_lost(error):
+        self._place.close()
+        if error is None:
+            return
+        if isinstance(error, SystemExit) and error.code in (Left.AGAIN, Left.LEAVING):
+            leave_now(int(error.code))
+        elif peer_lost(error):
             self._diary.write("left", why="peer lost", step=self.step)
             log.warning("A peer is gone (%s); this rank ends and is started again.", str(error).splitlines()[0][:120])
-            _leave_now(Left.PEER_LOST)
+            leave_now(Left.PEER_LOST)
 
     def epochs(self, count: int) -> Iterator[int]:
         """Epochs that are left of `count`, from the one that was under way."""
@@ -171,9 +189,21 @@ class Session:
     def steps(self, loader: Iterable[Any]) -> Iterator[Any]:
         """The batches of this epoch that are left; each pass of the loop's body is a step."""
         self._loader = loader
+        # No name here holds a loader's iterator: with its last step it goes, and its workers do.
+        yield from self._made(self._begun(loader))
+        while self._anew:
+            yield from self._made(self._dealt_anew(loader))
+        self.epoch += 1
+        self._loader, self._batches, self._left_out = None, 0, 0
+
+    def _begun(self, loader: Iterable[Any]) -> Iterator[Any]:
+        """This epoch, from where it was interrupted."""
         resumed = self._pending is not None
         self._left_out = order.begin_epoch(loader, self.epoch, self._pending)
         self._pending, self._batches = None, 0
+        why_not = self._parts.why_not(loader)
+        self._door.open(None if why_not else getattr(loader, "batch_size", None), why_not)
+        self._parts.take(loader)
         batches = iter(loader)
         for _ in range(self._left_out):
             next(batches, None)
@@ -182,13 +212,31 @@ class Session:
             set_random_state(self._random)
         self._random = None
         self._tempo.begin()
+        return batches
+
+    def _made(self, batches: Iterator[Any]) -> Iterator[Any]:
+        """Steps, until the batches end or are to be dealt out anew."""
+        self._anew = False
         for batch in batches:
             self._tempo.fetched()
+            self._parts.begin(self._loader, self._batches)
             yield batch
             self._stepped()
+            if self._anew:
+                return
             self._tempo.begin()
-        self.epoch += 1
-        self._loader, self._batches, self._left_out = None, 0, 0
+
+    def _dealt_anew(self, loader: Any) -> Iterator[Any]:
+        """What is left of the epoch, in the parts that all ranks have agreed on."""
+        where, state = order.position(loader, self.epoch, self._batches, self._left_out), random_state()
+        order.begin_epoch(loader, self.epoch, where)
+        parts = self._parts.take(loader)
+        self._batches = 0
+        self._diary.write("parts", step=self.step, parts=parts)
+        self._tempo.begin()
+        batches: Iterator[Any] = iter(loader)
+        set_random_state(state)  # as after an interruption: beginning draws a seed
+        return batches
 
     def save(self, *, wait: bool = True) -> None:
         """A checkpoint of this moment. All ranks must call it at the same step."""
@@ -218,7 +266,9 @@ class Session:
         if self._saver.busy and self._pace.overdue(self.step, now_s):
             self._saver.wait()
             self._look_at_save()
-        self._agreement.say(self._flags(time.monotonic()), self._tempo.times_ms)
+        self._anew = self._parts.changed(word.speeds, self._loader)
+        asked = self._door.asked()
+        self._agreement.say(self._flags(time.monotonic()), self._tempo.times_ms, asked.speed if asked else 0.0)
 
     def _flags(self, now_s: float) -> list[float]:
         flags = [0.0] * FLAGS
@@ -284,15 +334,12 @@ class Session:
 
     def _restore(self) -> State | None:
         """Go on from the newest whole checkpoint; returns this rank's random state, None where there is none."""
-        found: list[Any] = [None]
-        if self._rank == 0:
-            found = [self._place.newest(self._passed_over)]
-        dist.broadcast_object_list(found, src=0, group=self._save_group)
-        if found[0] is None:
+        found = newest_whole(self._place, self._save_group, self._passed_over)
+        if found is None:
             return None
-        name, written = found[0]
-        folder = self._place.fetch(name)
+        name, folder, written = found
         own, extra = self._load(folder, written)
+        self._place.release(name)
         self.step, self.epoch = written.step, int(written.facts["epoch"])
         self.samples, self._order = int(written.facts["samples"]), list(written.facts["ready_order"])
         for part, state in zip((self._scheduler, self._scaler), extra, strict=True):
@@ -343,20 +390,3 @@ class Session:
 def _any_world(position: dict[str, Any]) -> bool:
     state = position["state"]
     return bool(state.get("kind") == "distributed")
-
-
-def _peer_lost(error: BaseException | None) -> bool:
-    """Whether it is torch saying that another rank does not answer any more."""
-    if isinstance(error, (dist.DistBackendError, dist.DistNetworkError)):
-        return True
-    words = ("gloo", "Connection closed by peer", "Connection reset", "Broken pipe", "NCCL", "Socket")
-    return isinstance(error, RuntimeError) and any(word in str(error) for word in words)
-
-
-def _leave_now(code: int) -> None:
-    """Without the interpreter's end: gloo groups abort or hang, now and then, when they are taken down."""
-    logging.shutdown()
-    for stream in (sys.stdout, sys.stderr):
-        if stream is not None:
-            stream.flush()
-    os._exit(code)

@@ -93,8 +93,11 @@ class Stage:
 
     def copy(self, mine: State) -> State:
         """The same names, with tensors that training does not touch any more. Returns when all are copied."""
+        on_gpu = any(isinstance(value, torch.Tensor) and value.is_cuda for value in mine.values())
+        if on_gpu:
+            torch.cuda.synchronize()  # the step may have been made on other streams than the copy is
         copied = {name: self._one(name, value) for name, value in mine.items()}
-        if any(isinstance(value, torch.Tensor) and value.is_cuda for value in mine.values()):
+        if on_gpu:
             torch.cuda.current_stream().synchronize()
         return copied
 

@@ -1,8 +1,8 @@
 """Where a step's time goes on each rank, cheaply and all the time: what `stallwise spot watch` lives on.
 
-Waiting for data is measured around the loader. Forward, backward and exchange are DDP's own timers, which it reads
-every hundred steps (CUDA events on a GPU). Ranks exchange them with the step's agreement; rank 0 writes one line a
-second to the diary.
+Waiting for data is measured around the loader. Forward, backward and exchange are DDP's own timers (CUDA events on a
+GPU), which it reads every hundred steps; a hundred long steps are too long, so here it is about once a second. Ranks
+exchange them with the step's agreement; rank 0 writes one line a second to the diary.
 """
 
 import time
@@ -15,7 +15,10 @@ from stallwise.elastic.agreement import Word
 from stallwise.elastic.events import Diary
 
 _EVERY_S = 1.0
+_ASK_S = 0.25
+"""What DDP has read is late by up to a second already; asking costs microseconds."""
 _NS_PER_MS = 1e6
+_DDP_EVERY = 100
 
 
 class Tempo:
@@ -29,12 +32,13 @@ class Tempo:
         self._asked_s = 0.0
         self._ddp_ms = (0.0, 0.0, 0.0)
         self._written = (time.monotonic(), 0, 0)
+        self._every = _DDP_EVERY
 
     @property
     def times_ms(self) -> tuple[float, float, float, float]:
         """As the agreement carries them."""
         now_s = time.monotonic()
-        if now_s - self._asked_s >= _EVERY_S:
+        if now_s - self._asked_s >= _ASK_S:
             self._asked_s, self._ddp_ms = now_s, self._ddp_times_ms()
         return self._data_ms, *self._ddp_ms
 
@@ -46,6 +50,13 @@ class Tempo:
 
         exchange = of("backward_comm_time") - of("backward_compute_comm_overlap_time")
         return of("forward_compute_time"), of("backward_compute_time"), max(0.0, exchange)
+
+    def _sample(self, every: int) -> None:
+        """DDP waits for a GPU when it reads its events: no more often than needed, and no less often than it does."""
+        every = max(1, min(every, _DDP_EVERY))
+        if self._ddp is not None and not self._every / 2 < every < self._every * 2:
+            self._ddp._set_ddp_runtime_logging_sample_rate(every)  # type: ignore[no-untyped-call]
+            self._every = every
 
     def begin(self) -> None:
         """The loop asks for a batch."""
@@ -66,5 +77,6 @@ class Tempo:
         elif now_s - then_s >= _EVERY_S and word.times_ms:
             step_s = (now_s - then_s) / max(1, step - steps)
             rate = (samples - trained) / (now_s - then_s)
+            self._sample(round(_EVERY_S / step_s))
             diary.write("pace", step=step, world=world, step_s=step_s, samples_per_s=rate, times_ms=word.times_ms)
             self._written = now_s, step, samples

@@ -58,6 +58,7 @@ class Verdict:
     shortfall: float
     alarm: bool
     advice: Advice | None = None
+    """None without an alarm, and in its first windows while what binds is not clear."""
 
 
 def shortfall(measured: float, workers: int, each: float) -> float:
@@ -79,6 +80,7 @@ class Watch:
     _recent: deque[tuple[tuple[float, ...], ...]] = field(default_factory=lambda: deque(maxlen=_RECENT))
     _alarm: bool = False
     _held: int = 0
+    _advice: Advice | None = None
 
     def judge(self, window: Window) -> Verdict:
         """This window against the sum of workers."""
@@ -90,13 +92,24 @@ class Watch:
         assert self.each is not None  # noqa: S101 - just done
         found = shortfall(window.per_s, window.workers, self.each)
         self._hold(found)
+        if self._held == 1:  # something changes: times from before say nothing about it
+            self._recent.clear()
+            times = self._settled(window)
+        if not self._alarm:
+            self._advice = None
+        elif self._held == 0 or self._advice is None:  # else it may be over, and there is nothing new to name
+            self._advice = self._named(advise(window, times, found, self._own_ms))
         return Verdict(
             window=window,
             predicted_per_s=window.workers * self.each,
             shortfall=found,
             alarm=self._alarm,
-            advice=advise(window, times, found, self._own_ms) if self._alarm else None,
+            advice=self._advice,
         )
+
+    def _named(self, advice: Advice) -> Advice | None:
+        """What is left when no rank's times explain it waits until these can be no older than the shortfall."""
+        return None if advice.bottleneck == "exchange" and len(self._recent) < _RECENT else advice
 
     def _settled(self, window: Window) -> tuple[tuple[float, ...], ...]:
         """Every rank's times, as the middle of a few windows: one reading is one step's, and steps differ."""

@@ -6,9 +6,10 @@ Nothing heavy is imported before both are settled.
 import os
 import runpy
 import sys
+import traceback
 from collections.abc import Sequence
 
-from stallwise.elastic.codes import AGENT
+from stallwise.elastic.codes import AGENT, Left
 from stallwise.elastic.notice import catch_signal
 from stallwise.record.processes import die_with_parent
 
@@ -29,7 +30,22 @@ def settle() -> None:
 
 
 def run(arguments: list[str]) -> None:
-    """As `python script.py …` or `python -m module …`."""
+    """As `python script.py …` or `python -m module …`.
+
+    A peer may be lost before the session is entered, or after it: while ranks meet, while DDP compares its parameters.
+    """
+    try:
+        _as_python_does(arguments)
+    except Exception as error:
+        from stallwise.elastic.leaving import leave_now, peer_lost
+
+        if peer_lost(error):
+            traceback.print_exc()
+            leave_now(Left.PEER_LOST)
+        raise
+
+
+def _as_python_does(arguments: list[str]) -> None:
     if arguments[0] == "-m":
         sys.argv = arguments[1:]
         sys.path[0] = ""

@@ -7,7 +7,16 @@ from stallwise.cluster.comparison import Comparison, Setting, Standing, verdict
 from stallwise.cluster.traces.checks import load_sentence
 from stallwise.report.document import document, write
 from stallwise.report.markup import Cell, Row, number, section, table
-from stallwise.report.simulate import COLUMNS, notes, show_count, show_policy, show_setting, show_spread, show_time
+from stallwise.report.simulate import (
+    COLUMNS,
+    INTERVAL,
+    notes,
+    show_count,
+    show_interval,
+    show_policy,
+    show_setting,
+    show_time,
+)
 from stallwise.report.simulate_plots import STYLE, Line, chart, legend
 from stallwise.report.text import show_percent
 
@@ -72,13 +81,13 @@ def _where(found: Comparison, setting: Setting) -> str:
 def _table(found: Comparison, setting: Setting) -> str:
     heads: list[str | Cell] = ["policy", *(Cell(heading, "n") for _, heading, _, _ in COLUMNS)]
     if found.seeds > 1:
-        heads.append(Cell("JCT mean by seed", "n"))
+        heads.insert(2, Cell(INTERVAL, "n"))
     rows: list[Row] = []
     for standing in setting.standings:
         cells: list[str | Cell] = [show_policy(standing)]
         cells += [number(show(standing.mean[figure])) for figure, _, show, _ in COLUMNS]
         if found.seeds > 1:
-            cells.append(number(show_spread(standing, "jct_mean_s")))
+            cells.insert(2, number(show_interval(standing, COLUMNS[0][0])))
         rows.append(cells)
     return f"<p>{escape(load_sentence(setting.asked))}</p>{table(show_setting(setting), heads, rows)}"
 

@@ -59,6 +59,8 @@ def _setting(setting: Setting) -> dict[str, Any]:
                 "mean": {name: _plain(standing.mean[name]) for name in FIGURES},
                 "low": {name: _plain(standing.spread(name)[0]) for name in FIGURES},
                 "high": {name: _plain(standing.spread(name)[1]) for name in FIGURES},
+                "mean_low": {name: _plain(standing.interval(name)[0]) for name in FIGURES},
+                "mean_high": {name: _plain(standing.interval(name)[1]) for name in FIGURES},
             }
             for standing in setting.standings
         ],

@@ -19,7 +19,7 @@ def line(verdict: Verdict) -> Text:
     gap = f"{show_percent(abs(verdict.shortfall))} {'short' if verdict.shortfall > 0 else 'above'}"
     measured = f"{show_number(window.per_s)}/s, predicted {show_number(verdict.predicted_per_s)} ({gap})"
     if verdict.advice is None:
-        return Text(f"{clock}  {workers}  {measured}  ok")
+        return Text(f"{clock}  {workers}  {measured}  {'looking for what binds' if verdict.alarm else 'ok'}")
     advice = verdict.advice
     said = f"{advice.bottleneck}: {advice.what}. Do: {advice.do}; up to × {advice.gain:.2f}"
     return Text(f"{clock}  {workers}  {measured}  {said}", style="yellow")

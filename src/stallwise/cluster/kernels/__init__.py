@@ -9,10 +9,13 @@
 | placing    | GPUs for one job                                    |
 | moving     | running jobs move, two share                        |
 | deciding   | one pass over the queue                             |
+| heap       | events in order of time                             |
 | events     | what is planned to happen                           |
 | happening  | what happens: ends, leases, queues, arrivals        |
 | speeds     | how fast a job runs where it is                     |
 | running    | one moment, and time from moment to moment          |
+| shares     | who gives how much of a resource; plain Python      |
+| hosting    | machines on hosts: the other simulator on the heap  |
 
 Numba loads with these modules, so nothing imports them before it is needed.
 """

@@ -6,6 +6,7 @@
 3. Those that would, in order: the tightest domain first, freely where free GPUs suffice, else by stopping the
    victims in it, last in the queue first. Looser domains only after the job's patience.
 4. Everybody else, in order, from what is free. Victims nobody needed go on.
+   Where jobs are deflated, victims give GPUs beyond their least instead, and take back what is free after 4.
 5. Running jobs move to tighter GPUs, jobs are packed, where the policy does such things.
 """
 
@@ -15,8 +16,9 @@ import numpy as np
 
 from stallwise.cluster.kernels.compiled import inner
 from stallwise.cluster.kernels.moving import migrate, pack
-from stallwise.cluster.kernels.placing import NOW, may_stop, place
+from stallwise.cluster.kernels.placing import NOW, may_stop, place, place_fewer
 from stallwise.cluster.kernels.ranking import QUEUES, rank
+from stallwise.cluster.kernels.shrinking import grow_back, may_shrink, open_up
 from stallwise.cluster.kernels.space import mark
 from stallwise.cluster.kernels.state import (
     BUSY,
@@ -74,6 +76,32 @@ def _pick_victims(rules, book, space, desk, now):
 
 
 @inner
+def _pick_shrinkable(rules, book, space, desk, now):
+    """Step 2 where jobs shrink instead: what everybody could give, in the order of the queue."""
+    budget = space.free[space.domains.shape[0] - 1, 0]
+    order, total = desk.order, desk.tally[N_ORDER]
+    for i in range(total):
+        job = order[i]
+        if book[job].state == RUNNING and may_stop(rules, book, job, now):
+            budget += may_shrink(book, job)
+    found, chosen = 0, 0
+    for i in range(total):
+        job = order[i]
+        if book[job].state == WAITING and book[job].least <= budget:
+            budget -= min(budget, book[job].gang)
+            book[job].mark = 2
+            chosen += 1
+        elif book[job].state == RUNNING and may_stop(rules, book, job, now):
+            if may_shrink(book, job) <= budget:
+                budget -= may_shrink(book, job)
+            else:
+                open_up(space, book, job, ONE)
+                desk.victims[found] = job
+                found += 1
+    desk.tally[N_VICTIMS], desk.tally[N_CHOSEN] = found, chosen
+
+
+@inner
 def _serve_chosen(rules, book, space, desk, now):
     """Step 3, then pardon the victims nobody needed."""
     if rules.force:
@@ -88,10 +116,16 @@ def _serve_chosen(rules, book, space, desk, now):
             book[job].mark = 0
             desk.tally[N_CHOSEN] -= 1
             if desk.tally[N_VICTIMS] > 0 or rules.force:
-                place(rules, book, space, desk, job, now, space.open)
+                placed = place(rules, book, space, desk, job, now, space.open)
+                if rules.deflate < 1.0 and not placed:
+                    place_fewer(rules, book, space, desk, job, now, space.open)
     desk.tally[SERVING] = 0
     for i in range(desk.tally[N_VICTIMS]):
-        if book[desk.victims[i]].mark == 1:
+        if book[desk.victims[i]].mark != 1:
+            continue
+        if rules.deflate < 1.0:
+            open_up(space, book, desk.victims[i], ZERO)
+        else:
             mark(space, book, desk.victims[i], ZERO)
     desk.tally[N_VICTIMS] = 0
 
@@ -148,6 +182,8 @@ def _serve_free(rules, book, space, desk, now):
         if book[job].state != WAITING:
             continue
         placed = place(rules, book, space, desk, job, now, space.free)
+        if rules.deflate < 1.0 and not placed:
+            placed = place_fewer(rules, book, space, desk, job, now, space.free)
         if placed:
             least = least_waiting(desk)
         elif rules.strict or book[job].key == -np.inf:
@@ -165,9 +201,14 @@ def decide(rules, book, space, desk, now):
     if asked > 0:
         rank(rules, book, desk, now)
         if not enough and (rules.preempt >= NOW or desk.tally[N_EXPIRED] > 0):
-            _pick_victims(rules, book, space, desk, now)
+            if rules.deflate < 1.0:
+                _pick_shrinkable(rules, book, space, desk, now)
+            else:
+                _pick_victims(rules, book, space, desk, now)
             _serve_chosen(rules, book, space, desk, now)
         _serve_free(rules, book, space, desk, now)
+    if rules.deflate < 1.0:
+        grow_back(rules, book, space, desk, now)
     if rules.migrate and not rules.flat:
         migrate(rules, book, space, desk, now)
     if rules.pack > 0.0 and asked > 0:

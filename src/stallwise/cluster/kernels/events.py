@@ -1,16 +1,15 @@
-"""What is planned to happen: a heap of events, and when a job's lease, queue or wait will be over.
-
-Events of one moment come off in a fixed order (kind, then job), whatever else is on the heap.
-"""
+"""What is planned to happen to jobs: when a lease, queue or wait will be over, and which plans still hold."""
 
 # mypy: disable-error-code="no-untyped-def, no-untyped-call"
 
 import numpy as np
 
 from stallwise.cluster.kernels.compiled import inner
+from stallwise.cluster.kernels.heap import pop, push
 from stallwise.cluster.kernels.placing import LEASED, NOW, ROUNDS
-from stallwise.cluster.kernels.ranking import QUEUES, ran
+from stallwise.cluster.kernels.ranking import QUEUES, gpu_seconds, ran
 from stallwise.cluster.kernels.state import (
+    ARRIVED,
     DEMAND,
     DEMOTE,
     FINISH,
@@ -24,67 +23,6 @@ from stallwise.cluster.kernels.state import (
     WAKE_PLANNED,
     ZERO,
 )
-
-
-@inner
-def _earlier(desk, at, time, what, job):
-    """Whether the event at a place of the heap comes before another."""
-    there = desk.heap_time[at]
-    if there != time:
-        return there < time
-    if desk.heap_what[at, 0] != what:
-        return desk.heap_what[at, 0] < what
-    return desk.heap_what[at, 1] < job
-
-
-@inner
-def _put(desk, at, time, what, job, version):
-    desk.heap_time[at] = time
-    desk.heap_what[at, 0], desk.heap_what[at, 1], desk.heap_what[at, 2] = what, job, version
-
-
-@inner
-def _shift(desk, source, target):
-    desk.heap_time[target] = desk.heap_time[source]
-    for k in range(3):
-        desk.heap_what[target, k] = desk.heap_what[source, k]
-
-
-@inner
-def push(desk, time, what, job, version):
-    """Put an event on the heap."""
-    i = desk.tally[N_HEAP]
-    desk.tally[N_HEAP] = i + 1
-    while i > 0:
-        parent = (i - 1) >> 1
-        if _earlier(desk, parent, time, what, job):
-            break
-        _shift(desk, parent, i)
-        i = parent
-    _put(desk, i, time, what, job, version)
-
-
-@inner
-def pop(desk):
-    """Take the earliest event off."""
-    total = desk.tally[N_HEAP] - 1
-    desk.tally[N_HEAP] = total
-    time = desk.heap_time[total]
-    what, job, version = desk.heap_what[total, 0], desk.heap_what[total, 1], desk.heap_what[total, 2]
-    i = 0
-    while True:
-        child = 2 * i + 1
-        if child >= total:
-            break
-        if child + 1 < total:
-            right = child + 1
-            if _earlier(desk, right, desk.heap_time[child], desk.heap_what[child, 0], desk.heap_what[child, 1]):
-                child = right
-        if not _earlier(desk, child, time, what, job):
-            break
-        _shift(desk, child, i)
-        i = child
-    _put(desk, i, time, what, job, version)
 
 
 @inner
@@ -107,6 +45,14 @@ def next_event(book, desk):
 
 
 @inner
+def upcoming(book, desk, planned):
+    """The earlier of what is planned and the next arrival."""
+    if desk.tally[ARRIVED] < len(book):
+        return min(planned, book[desk.tally[ARRIVED]].arrival)
+    return planned
+
+
+@inner
 def plan_end(rules, book, desk, job):
     """The end of a job whose speed is known. On a real cluster nobody knows it: it is told when it comes."""
     if not rules.live:
@@ -118,9 +64,17 @@ def plan_queue(rules, book, desk, job, now):
     """When a running job has had the service of its queue."""
     if rules.by != QUEUES or book[job].queue >= len(desk.limits):
         return
-    had = (ran(book, job, now) - book[job].forgiven) * book[job].gang
+    had = served(rules, book, job, now)
     rest = max(0.0, desk.limits[book[job].queue] - had) / book[job].gang
     push(desk, now + rest, DEMOTE, job, book[job].run_version)
+
+
+@inner
+def served(rules, book, job, now):
+    """GPU-seconds that count for a job's queue: those since it last began in the first one."""
+    if rules.deflate == 1.0:
+        return (ran(book, job, now) - book[job].forgiven) * book[job].gang
+    return gpu_seconds(book, job, now) - book[job].forgiven * book[job].full
 
 
 @inner

@@ -3,7 +3,8 @@
 # mypy: disable-error-code="no-untyped-def, no-untyped-call"
 
 from stallwise.cluster.kernels.compiled import compiled, inner
-from stallwise.cluster.kernels.events import extend_lease, plan_promotion, plan_queue, pop, stale
+from stallwise.cluster.kernels.events import extend_lease, plan_promotion, plan_queue, served, stale
+from stallwise.cluster.kernels.heap import pop
 from stallwise.cluster.kernels.holding import stop, vacate
 from stallwise.cluster.kernels.placing import NOW
 from stallwise.cluster.kernels.ranking import remember
@@ -58,7 +59,7 @@ def _end(rules, book, space, desk, job, now):
         if partner >= 0:
             need_speed(desk, partner)
         if len(desk.seen) > 0:
-            remember(desk, book[job].ran * book[job].gang)
+            remember(desk, book[job].ran * book[job].full - book[job].thin)
     elif book[job].state == WAITING:
         desk.queued[0, book[job].size] -= 1
     if book[job].state != OUTSIDE:
@@ -89,6 +90,9 @@ def lose(rules, book, space, desk, job, now):
 
 @inner
 def _demote(rules, book, desk, job, now):
+    if rules.deflate < 1.0 and served(rules, book, job, now) < desk.limits[book[job].queue] * (1.0 - 1e-12):
+        plan_queue(rules, book, desk, job, now)  # it was shrunk after this was planned
+        return
     book[job].queue += 1
     desk.tally[REQUEUED] += 1
     _next_number(book, desk, job)
@@ -100,6 +104,8 @@ def _demote(rules, book, desk, job, now):
 def _promote(book, desk, job):
     book[job].queue = 0
     book[job].forgiven = book[job].ran
+    if book[job].thin > 0.0:
+        book[job].forgiven -= book[job].thin / book[job].full
     book[job].pending = 0.0
     desk.tally[REQUEUED] += 1
     _next_number(book, desk, job)
@@ -112,7 +118,7 @@ def _expire(rules, book, space, desk, job, now):
         extend_lease(rules, book, desk, job, now)  # it should end at this very moment
     elif rules.preempt == NOW:  # only a reason to decide again
         extend_lease(rules, book, desk, job, now)
-    elif rules.renew:
+    elif rules.renew or rules.deflate < 1.0:
         book[job].lease = now
         desk.tally[N_EXPIRED] += 1
     else:

@@ -26,6 +26,7 @@ def settle(rules, book, job, now):
     overhead = min(now, book[job].since) - book[job].began
     book[job].over += max(0.0, overhead)
     book[job].ran += now - book[job].began
+    book[job].thin += (book[job].full - book[job].gang) * (now - book[job].began)
     book[job].began = now
     book[job].since = max(book[job].since, now)
 
@@ -58,7 +59,8 @@ def vacate(rules, book, space, desk, job, now, clean):
     book[job].run_version += 1
     book[job].end_version += 1
     desk.tally[N_RUNNING] -= 1
-    desk.tally[HELD] -= book[job].gang
+    desk.tally[HELD] -= book[job].full
+    book[job].gang = book[job].full
 
 
 @inner
@@ -93,7 +95,7 @@ def occupy(rules, book, space, desk, job, now):
     wide = width(space, book, job)
     book[job].widest = max(book[job].widest, wide)
     desk.tally[N_RUNNING] += 1
-    desk.tally[HELD] += book[job].gang
+    desk.tally[HELD] += book[job].full
     desk.queued[0, book[job].size] -= 1
 
 

@@ -41,6 +41,8 @@ def migrate(rules, book, space, desk, now):
         job = desk.order[i]
         if book[job].state != RUNNING or book[job].host >= 0 or book[job].guest >= 0 or book[job].rate <= 0.0:
             continue
+        if book[job].gang < book[job].full:
+            continue
         if now - book[job].granted < rules.lease or width(space, book, job) <= rules.machine:
             continue
         lift(space, book, job, ONE)

@@ -5,6 +5,7 @@
 from stallwise.cluster.kernels.compiled import inner
 from stallwise.cluster.kernels.holding import start, stop
 from stallwise.cluster.kernels.ranking import waited
+from stallwise.cluster.kernels.shrinking import shrink
 from stallwise.cluster.kernels.space import find, tightest
 from stallwise.cluster.kernels.state import LESS, N_VICTIMS, RUNNING, SERVING, WAKE_AT, ZERO
 from stallwise.cluster.kernels.waiting import expected, may_reach, patience_s
@@ -23,13 +24,16 @@ def _touches(space, book, job, low, high):
 
 @inner
 def _clear(rules, book, space, desk, level, domain, gang, now):
-    """Stop victims inside a domain, last in the queue first, until the gang fits."""
+    """Stop victims inside a domain, or shrink them, last in the queue first, until the gang fits."""
     low = space.first[level, domain]
     high = low + space.size[level, domain]
     for i in range(desk.tally[N_VICTIMS] - 1, -1, -1):
         if space.free[level, domain] >= gang:
             return
         victim = desk.victims[i]
+        if rules.deflate < 1.0:
+            shrink(rules, book, space, desk, victim, low, high, gang - space.free[level, domain], now)
+            continue
         if book[victim].mark != 1 or not _touches(space, book, victim, low, high):
             continue
         if book[victim].guest >= 0:
@@ -168,4 +172,17 @@ def place(rules, book, space, desk, job, now, counts):
         level += 1
     if rules.force and rules.localities:
         return _forced(rules, book, space, desk, job, now, LESS, ZERO, counts)
+    return False
+
+
+@inner
+def place_fewer(rules, book, space, desk, job, now, counts):
+    """Likewise, with fewer GPUs than the whole gang where there are no more."""
+    there = counts[space.domains.shape[0] - 1, 0]
+    if there < book[job].least or there >= book[job].full:
+        return False
+    book[job].gang = there
+    if place(rules, book, space, desk, job, now, counts):
+        return True
+    book[job].gang = book[job].full
     return False

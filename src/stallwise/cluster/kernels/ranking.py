@@ -135,6 +135,31 @@ def set_key(rules, book, desk, job, now):
 
 
 @inner
+def gpu_seconds(book, job, now):
+    """Service until now: that of the whole gang less what a shrunk one went without."""
+    had = ran(book, job, now) * book[job].full - book[job].thin
+    if book[job].state == RUNNING:
+        had -= (now - book[job].began) * (book[job].full - book[job].gang)
+    return had
+
+
+@inner
+def _set_shrunk_key(rules, book, desk, job, now):
+    """Likewise where gangs shrink. Apart from `set_key`: that one must stay small enough to be built into the loop."""
+    set_key(rules, book, desk, job, now)
+    if book[job].key == -np.inf:
+        return
+    if rules.by == REMAINING_SERVICE:
+        book[job].key = left(book, job, now) * book[job].full
+    elif rules.by == SERVICE:
+        had = gpu_seconds(book, job, now)
+        book[job].key = had / rules.margin if book[job].state == RUNNING else had
+    elif rules.by == GITTINS:
+        had = gpu_seconds(book, job, now)
+        book[job].key, book[job].key2 = -gittins(rules, desk, had), had
+
+
+@inner
 def _before(book, a, b):
     return book[a].key < book[b].key or (book[a].key == book[b].key and book[a].key2 < book[b].key2)
 
@@ -201,7 +226,10 @@ def rank(rules, book, desk, now):
             job = desk.order[i]
             # Whoever waits stays where it stands, except where time or others' ends move it.
             if moving or book[job].state == RUNNING or not book[job].keyed:
-                set_key(rules, book, desk, job, now)
+                if rules.deflate < 1.0:
+                    _set_shrunk_key(rules, book, desk, job, now)
+                else:
+                    set_key(rules, book, desk, job, now)
                 book[job].keyed = 1
         if desk.tally[N_FRESH] > MANY:
             _sort_anew(book, desk.order, total)

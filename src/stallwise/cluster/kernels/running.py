@@ -18,14 +18,14 @@ from stallwise.cluster.kernels.events import (
     plan_queue,
     plan_round,
     plan_wake,
-    push,
+    upcoming,
 )
 from stallwise.cluster.kernels.happening import arrive, happen, need_speed
+from stallwise.cluster.kernels.heap import push
 from stallwise.cluster.kernels.placing import ROUNDS
 from stallwise.cluster.kernels.speeds import resolve
 from stallwise.cluster.kernels.state import (
     ADMITTED,
-    ARRIVED,
     BUSY,
     CHANGED,
     DEMAND,
@@ -72,11 +72,16 @@ def _carry_out(rules, book, space, desk, now):
             need_speed(desk, job)
             if book[job].host >= 0:
                 need_speed(desk, book[job].host)
-    if rules.contention and (desk.tally[N_ACTS] > 0 or desk.clock[CHANGED] > 0.0):
+    if rules.contention and (desk.tally[N_ACTS] > 0 or desk.clock[CHANGED] > 0.0 or rules.deflate < 1.0):
         desk.tally[N_NEED] = 0
         for i in range(desk.tally[N_ORDER]):
             if book[desk.order[i]].state == RUNNING:
                 need_speed(desk, desk.order[i])
+    if rules.deflate < 1.0 and not rules.contention:
+        for i in range(desk.tally[N_ORDER]):
+            job = desk.order[i]
+            if book[job].state == RUNNING and book[job].resized and book[job].rate > 0.0:
+                need_speed(desk, job)
     desk.clock[CHANGED] = 0.0
     if desk.tally[N_EXPIRED] > 0:
         _renew(rules, book, desk, now)
@@ -148,9 +153,7 @@ def _record(space, desk, now):
 @inner
 def _next_time(book, desk, now):
     """When something happens next; somebody who waits on an idle cluster asks again."""
-    time = next_event(book, desk)
-    if desk.tally[ARRIVED] < len(book):
-        time = min(time, book[desk.tally[ARRIVED]].arrival)
+    time = upcoming(book, desk, next_event(book, desk))
     if desk.tally[N_RUNNING] == 0 and desk.tally[DEMAND] > 0 and now + RETRY_S < time:
         desk.tally[RETRIES] += 1
         return now + RETRY_S

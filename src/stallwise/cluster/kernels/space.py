@@ -37,7 +37,7 @@ def sort(values, start, count):
 
 
 @inner
-def _count(space, gpu, free, open_):
+def count(space, gpu, free, open_):
     """Add to the counts of every domain a GPU belongs to."""
     for level in range(space.domain.shape[0]):
         d = space.domain[level, gpu]
@@ -48,7 +48,7 @@ def _count(space, gpu, free, open_):
 @compiled
 def recount(space, gpu, free, open_):
     """Likewise, for Python."""
-    _count(space, gpu, free, open_)
+    count(space, gpu, free, open_)
 
 
 @inner
@@ -56,7 +56,7 @@ def take(space, book, job, gpu, slot):
     """Give one free GPU to a job, as the `slot`-th of its gang."""
     space.owner[gpu] = job
     space.held[book[job].offset + slot] = gpu
-    _count(space, gpu, LESS, LESS)
+    count(space, gpu, LESS, LESS)
 
 
 @inner
@@ -67,7 +67,7 @@ def give(space, book, job, clean):
         gpu = space.held[book[job].offset + slot]
         space.owner[gpu] = -1
         space.clean[gpu] = clean
-        _count(space, gpu, ONE, ONE - marked)
+        count(space, gpu, ONE, ONE - marked)
     book[job].mark = 0
 
 
@@ -78,14 +78,14 @@ def mark(space, book, job, on):
         return
     book[job].mark = on
     for slot in range(book[job].gang):
-        _count(space, space.held[book[job].offset + slot], ZERO, ONE if on else LESS)
+        count(space, space.held[book[job].offset + slot], ZERO, ONE if on else LESS)
 
 
 @inner
 def lift(space, book, job, step):
     """Count a running job's GPUs as free (1) or as taken again (-1), without a change of owner: to ask what if."""
     for slot in range(book[job].gang):
-        _count(space, space.held[book[job].offset + slot], step, step)
+        count(space, space.held[book[job].offset + slot], step, step)
 
 
 @inner
@@ -255,6 +255,8 @@ def key_of(space, rules, book, job, scratch):
     """A number that tells shapes of one kind of job apart (64 bits, mixed)."""
     # The kind is mixed in by itself: beside small counts of domains another kind could make the same number.
     key = _mixed(np.uint64(0x9E3779B97F4A7C15), book[job].kind)
+    if book[job].gang != book[job].full:
+        key = _mixed(key, book[job].gang)
     for level in range(space.domain.shape[0] - 1):
         key = _mixed(key, spans(space, book, job, level))
         if rules.contention and level >= rules.machine:

@@ -7,6 +7,7 @@ import numpy as np
 from stallwise.cluster.kernels.compiled import inner
 from stallwise.cluster.kernels.events import plan_end, plan_lease, plan_queue
 from stallwise.cluster.kernels.holding import settle
+from stallwise.cluster.kernels.shrinking import kept_speed
 from stallwise.cluster.kernels.space import key_of
 from stallwise.cluster.kernels.state import N_NEED, RUNNING
 
@@ -33,8 +34,10 @@ def _set_speed(rules, book, space, desk, job, now):
     if np.isnan(base):
         return False
     rate = base * rules.packed_rate if book[job].host >= 0 or book[job].guest >= 0 else base
+    if book[job].gang < book[job].full:
+        rate *= kept_speed(book, job)
     fresh = book[job].rate == 0.0
-    if not fresh and rate == book[job].rate:
+    if not fresh and rate == book[job].rate and book[job].resized == 0:
         return True
     if not fresh:
         settle(rules, book, job, now)
@@ -43,7 +46,9 @@ def _set_speed(rules, book, space, desk, job, now):
     plan_end(rules, book, desk, job)
     if fresh:
         plan_lease(rules, book, desk, job, now)
+    if fresh or book[job].resized:
         plan_queue(rules, book, desk, job, now)
+    book[job].resized = 0
     return True
 
 

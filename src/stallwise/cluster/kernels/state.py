@@ -67,17 +67,18 @@ ZERO, ONE, LESS = np.array([0, 1, -1])
 ) = range(6)
 
 
-def _columns(kind: str, names: str) -> list[tuple[str, str]]:
+def columns(kind: str, names: str) -> list[tuple[str, str]]:
+    """Fields of one kind for a row."""
     return [(name, kind) for name in names.split()]
 
 
 RULES = np.dtype(
     [
-        *_columns("f8", "promote delta age machine_leases rack_leases history deviations least_machine least_rack"),
-        *_columns("f8", "share factor cap lease quantum margin migrate_gain force_gain pack packed_rate admit"),
-        *_columns("f8", "checkpoint_per_gpu restart first_start"),
-        *_columns("i8", "by strict running_first fit reach localities avoid patience skips survives wakes preempt"),
-        *_columns("i8", "renew aligned migrate force machine flat parts contention live"),
+        *columns("f8", "promote delta age machine_leases rack_leases history deviations least_machine least_rack"),
+        *columns("f8", "share factor cap lease quantum margin migrate_gain force_gain pack packed_rate admit"),
+        *columns("f8", "checkpoint_per_gpu restart first_start deflate resize"),
+        *columns("i8", "by strict running_first fit reach localities avoid patience skips survives wakes preempt"),
+        *columns("i8", "renew aligned migrate force machine flat parts contention live"),
     ],
     align=True,
 )
@@ -86,14 +87,18 @@ RULES = np.dtype(
 JOB = np.dtype(
     [
         # What every pass looks at comes first and fits a cache line.
-        *_columns("f8", "key key2 began"),
-        *_columns("i8", "gang host"),
-        *_columns("i4", "place run_version end_version"),
-        *_columns("i1", "state mark keyed queue"),
-        *_columns("f8", "left rate since ran arrival work util chunk base granted over asked waited lease"),
-        *_columns("f8", "first finish forgiven pending"),
-        *_columns("i8", "offset seq kind size stops moves guest"),
-        *_columns("i1", "skew widest"),
+        *columns("f8", "key key2 began"),
+        *columns("i8", "gang full host"),
+        *columns("i4", "place run_version end_version"),
+        *columns("i1", "state mark keyed queue"),
+        *columns("f8", "left rate since ran arrival work util chunk base granted over asked waited lease"),
+        *columns("f8", "first finish forgiven pending"),
+        *columns("i8", "offset seq kind size stops moves guest"),
+        *columns("i1", "skew widest resized"),
+        # Of gangs that may shrink: `gang` is what it has, `full` the whole, `thin` the GPU-seconds it went without.
+        *columns("f8", "thin knee"),
+        *columns("i8", "least shrinks"),
+        *columns("f8", "spare1 spare2"),  # a row is whole cache lines, or every pass looks at two of each
     ],
     align=True,
 )

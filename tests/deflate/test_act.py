@@ -1,0 +1,368 @@
+"""Deflating real processes in real control groups (version 1), and everything that can go wrong with it."""
+
+import json
+import os
+import signal
+import subprocess
+import sys
+import tempfile
+import threading
+import time
+from collections.abc import Iterator
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+
+from stallwise.deflate import act, journal
+from stallwise.deflate.act import Amount, GoneError, Want
+from stallwise.deflate.door import Ask, read_ask
+from stallwise.deflate.processes import PROC, tree_of
+from stallwise.errors import InputError
+from tests.conftest import Cli
+from tests.deflate.groups import BUSY, CPU, IDLE, MEMORY, group, home_of, made_for, need_version_1, process, until
+
+HALF = Want(cpu=Amount(amount=0.5), look_s=0.2)
+
+
+@pytest.fixture(autouse=True)
+def _own_state(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
+    need_version_1()
+    monkeypatch.setenv(journal.FOLDER, str(tmp_path / "deflated"))
+    monkeypatch.setenv("STALLWISE_DOORS", str(tmp_path / "doors"))
+    yield
+    for left in journal.all_of_them():
+        journal.undo(left)
+
+
+def nothing_left(pid: int) -> bool:
+    return not made_for(pid) and not list(journal.all_of_them())
+
+
+def test_a_process_with_its_children_is_held_and_has_everything_back() -> None:
+    with process(BUSY) as pid:
+        homes = {one: home_of(one) for one in tree_of(pid)}
+        assert len(homes) == 2
+        done = act.deflate(str(pid), HALF)
+        assert done.cores == 0.5
+        (made,) = made_for(pid)
+        assert (made / "cpu.cfs_period_us").read_text().strip() == "10000"
+        assert (made / "cpu.cfs_quota_us").read_text().strip() == "5000"
+        assert {int(one) for one in (made / "cgroup.procs").read_text().split()} == set(homes)
+        time.sleep(0.2)
+        assert act.busy_cores(tree_of(pid), 1.0) < 0.55
+        assert act.undo(str(pid)) == ()
+        assert {one: home_of(one) for one in homes} == homes
+        assert nothing_left(pid)
+
+
+def test_one_alone_in_its_group_is_limited_there_and_the_same_words_come_back() -> None:
+    with process(IDLE) as pid, group(f"stallwise-test-{pid}") as own:
+        (own / "cpu.cfs_quota_us").write_text("123456")
+        (own / "cgroup.procs").write_text(str(pid))
+        done = act.deflate(str(pid), Want(cpu=Amount(part=0.5), look_s=0.05))
+        assert done.had_cores == pytest.approx(1.23456)
+        assert (own / "cpu.cfs_quota_us").read_text() == "6173\n"
+        act.deflate(str(pid), Want(cpu=Amount(part=0.25), look_s=0.05))
+        assert (own / "cpu.cfs_quota_us").read_text() == "3086\n", "of what it had, not of what was left"
+        act.undo(str(pid))
+        assert (own / "cpu.cfs_quota_us").read_text() == "123456\n"
+        assert (own / "cpu.cfs_period_us").read_text() == "100000\n"
+        assert nothing_left(pid)
+        with pytest.raises(InputError, match="is not deflated"):
+            act.undo(str(pid))
+        (CPU / "cgroup.procs").write_text(str(pid))
+
+
+def test_a_group_by_name_with_memory() -> None:
+    name = f"stallwise-test-{os.getpid()}"
+    with process(IDLE) as pid, group(name) as own, group(name, MEMORY) as memory:
+        (own / "cgroup.procs").write_text(str(pid))
+        before = (memory / "memory.limit_in_bytes").read_text()
+        done = act.deflate(name, Want(cpu=Amount(amount=0.3), memory=Amount(amount=64 * 2**20), look_s=0.05))
+        assert done.groups == (str(own), str(memory))
+        assert (memory / "memory.limit_in_bytes").read_text() == f"{64 * 2**20}\n"
+        assert (own / "cpu.cfs_quota_us").read_text() == "3000\n"
+        act.undo(str(own))  # by path: the same group
+        assert (memory / "memory.limit_in_bytes").read_text() == before
+        assert (own / "cpu.cfs_quota_us").read_text() == "-1\n"
+        (CPU / "cgroup.procs").write_text(str(pid))
+
+
+def test_memory_that_processes_hold_is_not_taken() -> None:
+    with process("x = bytearray(80_000_000)\nimport time\ntime.sleep(600)") as pid:
+        time.sleep(0.3)
+        with pytest.raises(InputError, match=r"less than its processes hold.*Leave it at least \d+ MiB"):
+            act.deflate(str(pid), Want(memory=Amount(amount=50 * 2**20)))
+        assert nothing_left(pid)
+
+
+@pytest.mark.parametrize("keeper", ["lives", "is killed"])
+def test_a_deflated_job_that_is_killed_leaves_nothing(keeper: str) -> None:
+    with process(IDLE) as pid:
+        act.deflate(str(pid), HALF)
+        (known,) = journal.all_of_them()
+        assert known.keeper is not None
+        if keeper == "is killed":
+            os.kill(known.keeper, signal.SIGKILL)
+        os.kill(pid, signal.SIGKILL)
+        os.waitpid(pid, 0)
+        if keeper == "is killed":
+            assert made_for(pid)
+            act.sweep()
+        until(lambda: nothing_left(pid))
+
+
+def test_a_time_ends_it() -> None:
+    with process(IDLE) as pid:
+        home = home_of(pid)
+        act.deflate(str(pid), Want(cpu=Amount(amount=0.5), look_s=0.05, for_s=0.5))
+        until(lambda: nothing_left(pid))
+        assert home_of(pid) == home
+
+
+def kill_keeper() -> None:
+    (known,) = journal.all_of_them()
+    assert known.keeper is not None
+    os.kill(known.keeper, signal.SIGKILL)
+
+
+def test_a_time_ends_it_also_without_a_keeper() -> None:
+    with process(IDLE) as pid:
+        home = home_of(pid)
+        act.deflate(str(pid), Want(cpu=Amount(amount=0.5), look_s=0.05, for_s=3600))
+        kill_keeper()
+        act.sweep()
+        assert made_for(pid), "its time has not come"
+        (known,) = journal.all_of_them()
+        replace(known, until=time.time() - 1).write()
+        act.sweep()
+        assert nothing_left(pid)
+        assert home_of(pid) == home
+
+
+def test_a_tree_in_several_groups_goes_back_to_each() -> None:
+    program = "import os, time\nos.fork() and os.fork()\ntime.sleep(600)"
+    with process(program) as pid, group(f"stallwise-test-{pid}") as own:
+        until(lambda: len(tree_of(pid)) == 3)
+        (own / "cgroup.procs").write_text(str(tree_of(pid)[1]))
+        homes = {one: home_of(one) for one in tree_of(pid)}
+        assert len(set(homes.values())) == 2
+        act.deflate(str(pid), Want(cpu=Amount(amount=0.5), look_s=0.0))
+        assert len({home_of(one) for one in homes}) == 1
+        act.undo(str(pid))
+        assert {one: home_of(one) for one in homes} == homes
+        (CPU / "cgroup.procs").write_text(str(tree_of(pid)[1]))
+
+
+def test_one_at_a_time() -> None:
+    """An undo during the look waits for the deflation, and finds it whole."""
+    with process(IDLE) as pid:
+        home = home_of(pid)
+        slow = threading.Thread(target=act.deflate, args=(str(pid), Want(cpu=Amount(amount=0.5), look_s=0.5)))
+        slow.start()
+        time.sleep(0.15)
+        act.undo(str(pid))
+        slow.join()
+        assert nothing_left(pid)
+        assert home_of(pid) == home
+        assert not list(journal.state_folder().iterdir())
+
+
+def test_a_second_deflation_that_fails_leaves_the_first() -> None:
+    name = f"stallwise-test-{os.getpid()}"
+    with process(IDLE) as pid, group(name) as outer, group(f"{name}/in") as inner:
+        (inner / "cgroup.procs").write_text(str(pid))
+        act.deflate(f"{name}/in", Want(cpu=Amount(amount=0.5), look_s=0.0))
+        (before,) = journal.all_of_them()
+        # A quota that the kernel refuses: planned by what the outer group had, which is made smaller meanwhile.
+        target = act._target(f"{name}/in", PROC)
+        (plan,) = act._plans(target, Want(cpu=Amount(amount=0.8)), PROC)
+        (outer / "cpu.cfs_quota_us").write_text("60000")
+        with pytest.raises(InputError, match=r"a group around it has a smaller one\. Nothing was changed"):
+            act._carry_out(replace(before, cores=0.8), target, [plan], PROC)
+        assert (inner / "cpu.cfs_quota_us").read_text() == "5000\n"
+        assert list(journal.all_of_them()) == [before]
+        act.undo(f"{name}/in")
+        assert (inner / "cpu.cfs_quota_us").read_text() == "-1\n"
+        (CPU / "cgroup.procs").write_text(str(pid))
+
+
+def test_a_part_of_memory_is_of_what_the_groups_around_leave() -> None:
+    name = f"stallwise-test-{os.getpid()}"
+    with process(IDLE) as pid, group(name, MEMORY) as outer, group(f"{name}/in", MEMORY) as inner:
+        (outer / "memory.limit_in_bytes").write_text(str(2**30))
+        (inner / "cgroup.procs").write_text(str(pid))
+        done = act.deflate(str(pid), Want(memory=Amount(part=0.5)))
+        assert (done.had_memory_bytes, done.memory_bytes) == (2**30, 2**29)
+        act.undo(str(pid))
+        (MEMORY / "cgroup.procs").write_text(str(pid))
+
+
+def test_a_process_and_a_group_of_its_number_have_a_file_each(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    names = ("4242", "/4242", "/a/b", "/a~b", "/")
+    assert len({journal.Journal(target=name, started=None).path for name in names}) == len(names)
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setenv(journal.FOLDER, "here")
+    assert journal.state_folder() == tmp_path / "here"
+
+
+def test_a_group_that_vanishes() -> None:
+    name = f"stallwise-test-{os.getpid()}"
+    with process(IDLE) as pid, group(name):
+        with pytest.raises(InputError, match="There is no process in"):
+            act.deflate(name, Want(cpu=Amount(amount=0.5), look_s=0.0))
+        (CPU / name / "cgroup.procs").write_text(str(pid))
+        act.deflate(name, Want(cpu=Amount(amount=0.5), look_s=0.0))
+        kill_keeper()
+        (CPU / "cgroup.procs").write_text(str(pid))
+        (CPU / name).rmdir()
+        said = act.undo(name)
+        assert "is gone" in said[0]
+        assert not list(journal.all_of_them())
+    with pytest.raises(InputError, match="no run, no process and no control group"):
+        act.deflate(name, HALF)
+
+
+def test_undo_goes_home_to_what_is_left_of_home() -> None:
+    with process(IDLE) as pid, process(IDLE) as other, group(f"stallwise-test-{pid}") as own:
+        for one in (pid, other):
+            (own / "cgroup.procs").write_text(str(one))
+        act.deflate(str(pid), HALF)
+        assert made_for(pid)[0].parent == own, "another process shares its group: one is made inside"
+        act.undo(str(pid))
+        assert f":cpu:/{own.name}\n" in home_of(pid)
+        for one in (pid, other):
+            (CPU / "cgroup.procs").write_text(str(one))
+
+
+def test_whoever_deflates_may_be_killed_at_any_moment(tmp_path: Path) -> None:
+    with process(BUSY) as pid:
+        homes = {one: home_of(one) for one in tree_of(pid)}
+        program = (
+            "import sys\nfrom stallwise.deflate import act\n"
+            "act.deflate(sys.argv[1], act.Want(cpu=act.Amount(amount=0.5), look_s=0.0))"
+        )
+        for delay_s in (0.0, 0.001, 0.003):
+            who = subprocess.Popen([sys.executable, "-c", program, str(pid)])
+            until(lambda: bool(made_for(pid)) or bool(list(journal.all_of_them())))
+            time.sleep(delay_s)
+            who.kill()
+            who.wait()
+            act.undo(str(pid))
+            assert {one: home_of(one) for one in homes} == homes
+            assert not made_for(pid)
+
+
+def test_a_quota_below_the_least_is_one_sentence_and_code_2(cli: Cli) -> None:
+    with process(IDLE) as pid:
+        said = cli("deflate", str(pid), "--cpu", "0.05", code=2).stderr
+        assert "the kernel's least is 1 ms. Leave it at least 0.1 cores, or a --period of 20ms." in said
+        assert said.count("\n") == 1
+        assert nothing_left(pid)
+
+
+def test_no_process_is_code_1(cli: Cli) -> None:
+    with process(IDLE) as pid:
+        pass
+    said = cli("deflate", str(pid), "--cpu", "50%", code=1).stderr
+    assert said == f"There is no process {pid}: it has ended. Nothing was changed.\n"
+
+
+DROPPED = """
+import os, sys
+from stallwise.deflate import act
+os.setgroups([])
+os.setgid(65534)
+os.setuid(65534)
+try:
+    act.deflate(sys.argv[1], act.Want(cpu=act.Amount(part=0.5)))
+except act.InputError as error:
+    print(error)
+"""
+"""All is imported before rights are dropped: the user need not be able to read Python's folders, wherever they lie."""
+
+
+def test_without_rights_nothing_is_changed() -> None:
+    with process(IDLE) as pid, tempfile.TemporaryDirectory() as theirs:
+        home = home_of(pid)
+        os.chown(theirs, 65534, 65534)
+        command = [sys.executable, "-c", DROPPED, str(pid)]
+        environment = {**os.environ, journal.FOLDER: theirs}
+        done = subprocess.run(command, env=environment, capture_output=True, text=True, cwd="/")
+        assert done.stdout.startswith("No right to write /sys/fs/cgroup/cpu"), done
+        assert "Nothing was changed" in done.stdout
+        assert home_of(pid) == home
+        assert list(Path(theirs).iterdir()) == []
+
+
+def test_the_command_says_what_it_did_and_gives_it_back(cli: Cli) -> None:
+    with process(BUSY) as pid:
+        home = home_of(pid)
+        done = json.loads(cli("deflate", str(pid), "--cpu", "0.25", "--json").stdout)
+        assert done["cores"] == 0.25
+        assert done["busy_cores"] > 0.1, "both spin, whoever else does"
+        assert done["not_asked"] == "no rank of a stallwise.elastic session is in it"
+        assert str(pid) in cli("deflate").stdout
+        assert cli("deflate", str(pid), "--undo").stdout == f"{pid} has everything back.\n"
+        assert cli("deflate").stdout == "Nothing is deflated.\n"
+        assert home_of(pid) == home
+
+
+@pytest.mark.parametrize(
+    ("words", "sentence"),
+    [
+        (("1", "--cpu", "50%"), "not one to deflate"),
+        (("{pid}",), "Say what to leave it"),
+        (("{pid}", "--cpu", "much"), "a part like 50% or a number of cores"),
+        (("{pid}", "--cpu", "0%"), "must leave something"),
+        (("{pid}", "--gpu", "50%"), "no control group takes them"),
+        (("{pid}", "--cpu", "50%", "--period", "2s"), "--period takes 1ms to 1s"),
+        (("/", "--cpu", "50%"), "holds the whole machine"),
+        (("{pid}", "--undo"), "is not deflated"),
+        (("{pid}", "--batch", "50%", "--no-cooperative"), "Give one of them"),
+        (("{pid}", "--batch", "50%"), "No rank can be asked to take a part of the batch"),
+        (("nowhere", "--cpu", "50%"), "no run, no process and no control group"),
+    ],
+)
+def test_what_cannot_be_done_is_said(ask: Cli, words: tuple[str, ...], sentence: str) -> None:
+    with process(IDLE) as pid:
+        assert sentence in ask("deflate", *(word.format(pid=pid) for word in words), code=2).stderr
+        assert nothing_left(pid)
+
+
+def test_ranks_in_it_are_asked_and_asked_no_more(tmp_path: Path) -> None:
+    """A rank's door is there; what it does with an ask is `test_cooperation`'s."""
+    doors = tmp_path / "doors"
+    program = "from stallwise.deflate.door import Door\nDoor(1, 2).open(8, '')\nwhile True: pass"
+    with process(program) as pid:
+        until(lambda: doors.is_dir() and bool(list(doors.glob("*.door.json"))))
+        done = act.deflate(str(pid), Want(cpu=Amount(amount=0.1), look_s=0.3))
+        assert done.asked == (1,)
+        assert done.speed is not None
+        assert read_ask(doors, pid) == Ask(speed=done.speed)
+        assert done.busy_cores is not None
+        assert done.speed == pytest.approx(0.1 / done.busy_cores)
+        bare = act.deflate(str(pid), Want(cpu=Amount(amount=0.1), cooperative=False))
+        assert (bare.speed, bare.not_asked) == (None, "not wanted")
+        assert read_ask(doors, pid) is None
+        assert act.deflate(str(pid), Want(speed=0.5)).speed == 0.5
+        act.deflate(str(pid), Want(memory=Amount(amount=2**33)))
+        assert read_ask(doors, pid) == Ask(speed=0.5), "memory alone changes nothing about it"
+        act.undo(str(pid))
+        assert read_ask(doors, pid) is None
+        assert nothing_left(pid)
+        with group(f"stallwise-test-{pid}") as own:
+            (own / "cgroup.procs").write_text(str(pid))
+            assert act.deflate(own.name, Want(speed=0.5)).asked == (1,), "ranks of a group, too"
+            assert read_ask(doors, pid) == Ask(speed=0.5)
+            act.undo(own.name)
+            assert read_ask(doors, pid) is None
+            (CPU / "cgroup.procs").write_text(str(pid))
+
+
+def test_a_process_that_ended_meanwhile_is_gone() -> None:
+    with process(IDLE) as pid:
+        pass
+    with pytest.raises(GoneError):
+        act.deflate(str(pid), HALF)

@@ -1,0 +1,88 @@
+"""`stallwise deflate RUN`: a run's response to less, in words and as a document."""
+
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from stallwise.deflate.response import response_of
+from stallwise.model.deflation import Kept
+from stallwise.run.reader import Run
+from tests.conftest import Cli
+from tests.report.made_runs import make_full_run
+
+
+@pytest.fixture(scope="module")
+def run(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    folder = tmp_path_factory.mktemp("deflate") / "run"
+    make_full_run(folder)
+    return folder
+
+
+def _json(ask: Cli, *words: str) -> Any:
+    return json.loads(ask("deflate", *words, "--json").stdout)
+
+
+def test_every_curve_begins_whole_and_falls(ask: Cli, run: Path) -> None:
+    found = _json(ask, str(run))
+    assert [curve["resource"] for curve in found["curves"]] == ["cpu", "bandwidth", "gpu"]
+    for curve in found["curves"]:
+        assert curve["speed"][0] == pytest.approx(1.0)
+        assert curve["speed"] == sorted(curve["speed"], reverse=True)
+        assert 0 < curve["knee"] <= 1
+    assert found["unknown"] == ["memory"]
+    assert found["choice"] is None
+
+
+def test_the_curve_is_the_formula(run: Path) -> None:
+    response = response_of(Run.open(run))
+    work = response.job.work
+    assert work is not None
+    whole_s = response.at(Kept()).step_s
+    for kept in (0.5, 0.1, 0.01, 0.001):
+        load_s = max((work.prepare_s + work.blocked_s) / max(1, work.workers), response.cpu_s / (kept * response.cores))
+        assert response.at(Kept(cpu=kept)).step_s == pytest.approx(max(whole_s, load_s), rel=1e-6)
+
+
+def test_a_choice_needs_to_know_by_how_much(ask: Cli, run: Path) -> None:
+    assert "say by how much" in ask("deflate", str(run), "--for", "10min", code=2).stderr
+    found = _json(ask, str(run), "--gpu", "50%", "--for", "10min", "--restart", "3min", "--again", "20s")
+    speed = max(found["speed"], found["cooperative_speed"])
+    assert found["choice"]["deflate_s"] == pytest.approx((1 - speed) * 600)
+    assert found["choice"]["lose_s"] == pytest.approx(600 / found["ranks"] + 180 / found["ranks"] + 20)
+
+
+def test_memory_is_answered_where_the_data_is_known(ask: Cli, run: Path) -> None:
+    assert "says nothing about memory" in ask("deflate", str(run), "--memory", "50%", code=2).stderr
+
+
+def test_the_page_says_slack_and_choice(ask: Cli, run: Path) -> None:
+    said = ask("deflate", str(run), "--cpu", "20%", "--for", "10min").stdout
+    for word in ("slack", "the knee is at", "limited", "cooperative", "deflate: over 10.0 min", "assumed"):
+        assert word in said, said
+
+
+def test_a_run_without_layers_is_refused(ask: Cli, tmp_path: Path) -> None:
+    (tmp_path / "empty").mkdir()
+    assert (
+        "no run, no process and no control group"
+        in ask("deflate", str(tmp_path / "empty"), "--cpu", "50%", code=2).stderr
+    )
+    (tmp_path / "empty" / "manifest.json").write_text("{")
+    assert "is cut off or not JSON" in ask("deflate", str(tmp_path / "empty"), "--cpu", "50%", code=2).stderr
+
+
+def test_what_the_process_computes_on_cores_itself_is_counted_without_a_gpu(tmp_path: Path) -> None:
+    import polars as pl
+
+    make_full_run(tmp_path / "run")
+    table = tmp_path / "run" / "steps.parquet"
+    pl.read_parquet(table).with_columns(cpu_s=pl.lit(0.03)).write_parquet(table)
+    assert response_of(Run.open(tmp_path / "run")).process_s == 0.0, "beside a GPU a process may spin"
+    path = tmp_path / "run" / "manifest.json"
+    manifest = json.loads(path.read_text())
+    path.write_text(json.dumps(manifest | {"nodes": [node | {"gpus": []} for node in manifest["nodes"]]}))
+    response = response_of(Run.open(tmp_path / "run"))
+    assert response.process_s == pytest.approx(0.03)
+    assert response.at(Kept(cpu=0.05)).step_s >= (response.cpu_s + 0.03) / (0.05 * response.cores)
