@@ -1,7 +1,7 @@
 """Cluster policies against the simulators they were published with. Rows V1 to V13 of the cluster reference.
 
-V5 (whole-node placement of Tiresias' simulator), V8 and V9 (Gavel's linear programs) are not judged: we have no such
-policies.
+V5 (whole-node placement of Tiresias' simulator) is not judged: we have no such policy. V8, V9 and the other half of V7
+are in `schedulers.py`.
 """
 
 import csv
@@ -99,7 +99,8 @@ def pollux_tiresias() -> Policy:
 
 
 @cache
-def _pollux(folder: Path, workload: int) -> float:
+def pollux_tiresias_jct(folder: Path, workload: int) -> float:
+    """Average completion time of one of Pollux' workloads under its Tiresias."""
     apps = Apps.read(folder / "cluster_traces/pollux/app_profiles")
     with data_file(folder, f"cluster_traces/pollux/workloads/workload-{workload}.csv").open(newline="") as file:
         jobs = [
@@ -251,17 +252,17 @@ CASES = [
         published=3469.69,
         unit="s",
         tolerance=0.05 * 3469.69,
-        compute=partial(_pollux, workload=6),
+        compute=partial(pollux_tiresias_jct, workload=6),
     ),
     Case(
         id="cluster-V7",
-        case="average JCT, mean of Pollux workloads 1 to 8, Tiresias (Pollux' and Optimus' policies are not ours)",
+        case="average JCT, mean of Pollux workloads 1 to 8, Tiresias",
         source=_POLLUX,
         method="Measured step and exchange times per placement, interpolated as there; rounds of a minute.",
         published=4038.2,
         unit="s",
         tolerance=0.05 * 4038.2,
-        compute=lambda folder: sum(_pollux(folder, number) for number in range(1, 9)) / 8,
+        compute=lambda folder: sum(pollux_tiresias_jct(folder, number) for number in range(1, 9)) / 8,
     ),
     *_astra(),
     _ordering("Dally without waiting has the worst average JCT of Dally's variants", _worst_is_no_wait),
