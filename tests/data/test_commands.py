@@ -153,7 +153,7 @@ def test_verify_removes_a_flipped_bit_and_warm_heals_it(say: Say, bucket: str, p
 
 
 def test_warm_survives_a_bad_store(say: Say, bucket: str, proxy: Proxy, tmp_path: Path) -> None:
-    proxy.set(slow_down=0.1, truncate=0.1, shorten=0.1, reset_late=0.1, seed=3)
+    proxy.set(slow_down=0.05, truncate=0.05, shorten=0.05, reset_late=0.05, seed=3)
     found = say("warm", f"s3://{bucket}/", "--cache", tmp_path / "cache", "--limit", "10MB")["warmed"]
     assert found["failed"] == []
     assert found["retries"] == sum(proxy.seen().faults.values()) > 0

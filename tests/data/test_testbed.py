@@ -100,7 +100,7 @@ def test_a_slow_link_takes_its_round_trip_and_counts_bytes() -> None:
         server.wait(10)
         assert got == 2_000_000
         assert 0.98 * got < link.received_bytes() - before < 1.05 * got
-        assert 0.15 < took < 0.6  # 0.2 s at the rate, and the window has to open
+        assert 0.15 < took < 1.5  # 0.2 s at the rate; the window has to open, and others use the cores
     assert link.namespace not in subprocess.run(["ip", "netns", "list"], capture_output=True, text=True).stdout
 
 
