@@ -75,8 +75,9 @@ def test_a_second_controller_is_refused_and_one_command_gives_all_to_slurm(site:
             second = site.run(*site.program(*arguments))
             assert second.returncode == 2
             assert f"Another controller already schedules partition all of {site.cluster.name}" in second.stderr
-        site.run("scontrol", "requeuehold", pinned)
-        site.wait(lambda: site.job(pinned).held, "a job that was pinned and waits again")
+    # (After its end: it would start the job again at once.)
+    site.run("scontrol", "requeuehold", pinned)
+    site.wait(lambda: site.job(pinned).held, "a job that was pinned and waits again")
     # The state is gone for good: what the pin wrote over is known to Slurm itself.
     for path in site.state.glob("schedule.sqlite*"):
         path.unlink()
@@ -202,7 +203,8 @@ def test_speeds_seen_in_a_record_correct_what_was_said(site: Site) -> None:
         site.wait(lambda: bool(site.lines("learn")), "what was learned")
         # Half the speed of a step at full speed in a rack, and what lies wider is no faster.
         site.wait(lambda: speeds(site, first) == [1.0, 0.5, 0.5], "a corrected speed")
-        second = site.sbatch(*asked, seconds=LONG_S)
+        own = json.dumps(comment | {"record": str(site.folder / "others")})
+        second = site.sbatch(*asked[:2], f"--comment=stallwise:{own}", seconds=LONG_S)
         site.wait(lambda: second in site.queued(), "another job of the model")
         site.wait(lambda: speeds(site, second) == [1.0, 0.5, 0.5], "what it learned from the first")
         time.sleep(1)  # a few more readings
