@@ -49,6 +49,24 @@ class Row:
     verdict: str
 
 
+def spot_case(
+    source: str,
+    row: str,
+    case: str,
+    method: str,
+    published: float,
+    unit: str,
+    tolerance: float,
+    compute: Callable[[Path], float],
+    misfit: str | None = None,
+) -> Case:
+    """A row of the reference on transient machines, in the order its modules write them."""
+    return Case(
+        id=f"spot-{row}", case=case, source=source, method=method, published=published, unit=unit, tolerance=tolerance,
+        compute=compute, misfit=misfit,
+    )  # fmt: skip
+
+
 def data_folder() -> Path:
     """Where the public measurements lie (`STALLWISE_DATA`, else beside the repository)."""
     return Path(os.environ.get("STALLWISE_DATA", ROOT / "../shared/data"))

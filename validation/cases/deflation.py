@@ -6,7 +6,7 @@ comes from 100 other machines of Azure, low priority is drawn by lot: the refere
 """
 
 from collections.abc import Callable
-from functools import cache
+from functools import cache, partial
 from itertools import pairwise
 from pathlib import Path
 
@@ -18,7 +18,7 @@ from stallwise.cluster.deflation.placement import Host, best_host, fitness
 from stallwise.cluster.deflation.resources import Amounts, alike
 from stallwise.cluster.deflation.traces import read_machines
 from stallwise.cluster.deflation.usage import read_use
-from validation.harness import Case, data_file
+from validation.harness import Case, data_file, spot_case
 
 _SOURCE = "spot.md 3; Fuerst, Ali-Eldin, Shenoy & Sharma, HPDC 2020"
 _ARRIVALS, _CPU = "transient/azure_v1_vm_arrivals/v1.test.txt", "transient/azure_v1_cpu_100vms"
@@ -32,20 +32,7 @@ _SHRUNK = tuple(over for over in _LEVELS if over > 0)
 _UNLIKE = "the paper's sample of machines is not public; only the shape can be asked for"
 
 
-def _case(
-    row: str,
-    case: str,
-    method: str,
-    published: float,
-    unit: str,
-    tolerance: float,
-    compute: Callable[[Path], float],
-    misfit: str | None = None,
-) -> Case:
-    return Case(
-        id=f"spot-{row}", case=case, source=_SOURCE, method=method, published=published, unit=unit, tolerance=tolerance,
-        compute=compute, misfit=misfit,
-    )  # fmt: skip
+_case = partial(spot_case, _SOURCE)
 
 
 _HOLDERS = tuple(Holder(size=size, least=size // 4, priority=priority) for size, priority in

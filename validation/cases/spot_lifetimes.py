@@ -6,7 +6,7 @@ first entry and the shape only: its code keeps the largest chunk seen at each am
 """
 
 from collections.abc import Callable
-from functools import cache
+from functools import cache, partial
 from itertools import pairwise
 from pathlib import Path
 
@@ -19,26 +19,13 @@ from stallwise.spot.lifetimes.published import PUBLISHED_BATHTUB
 from stallwise.spot.lifetimes.readers import read_log
 from stallwise.spot.lifetimes.survival import kaplan_meier
 from stallwise.spot.plan.interval import best_schedule, expected_with_one_loss_s
-from validation.harness import Case, data_file
+from validation.harness import Case, data_file, spot_case
 
 _SOURCE = "spot.md 4.1; Kadupitiya, Jadhao & Sharma, HPDC 2020, kadupitiya/goog-preemption-data"
 _HOUR_S = 3600.0
 
 
-def _case(
-    row: str,
-    case: str,
-    method: str,
-    published: float,
-    unit: str,
-    tolerance: float,
-    compute: Callable[[Path], float],
-    misfit: str | None = None,
-) -> Case:
-    return Case(
-        id=f"spot-{row}", case=case, source=_SOURCE, method=method, published=published, unit=unit, tolerance=tolerance,
-        compute=compute, misfit=misfit,
-    )  # fmt: skip
+_case = partial(spot_case, _SOURCE)
 
 
 @cache

@@ -1,6 +1,5 @@
 """`stallwise overcommit`: machines on a fleet smaller than they ask for, shrinking them beside preempting them."""
 
-import threading
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
@@ -15,8 +14,6 @@ if TYPE_CHECKING:
 
 _RULES = "proportional,priority,deterministic,preempt"
 _LEVELS = "0%,25%,50%,60%,70%,80%"
-_SLOW_S = 10.0
-_COMPILING = "stallwise: still starting; the first call compiles the simulator, half a minute, later calls do not."
 
 
 def overcommit(
@@ -139,23 +136,17 @@ def _simulated(
     partitioned: bool,
 ) -> "Overcommitted":
     """All of it, with progress on stderr, and a word where the first call of all compiles the simulator."""
-    from stallwise.cli.progress import Teller
+    from stallwise.cli.progress import Teller, while_compiling
     from stallwise.cluster.deflation.overcommitment import overcommit as run
 
-    slow = threading.Timer(_SLOW_S, typer.echo, (_COMPILING,), {"err": True})
-    slow.daemon = True
-    slow.start()
-    with Teller() as teller:
+    with Teller() as teller, while_compiling() as begun:
 
         def tell(what: str, done: int, of: int | None) -> None:
             if of is not None:
-                slow.cancel()
+                begun()
             teller.tell(what, done, of)
 
-        try:
-            return run(machines, hosts, ways, levels, whole=whole, partitioned=partitioned, cores=cores, tell=tell)
-        finally:
-            slow.cancel()
+        return run(machines, hosts, ways, levels, whole=whole, partitioned=partitioned, cores=cores, tell=tell)
 
 
 def _answer(found: "Overcommitted", html: Path | None, *, as_json: bool) -> None:

@@ -1,7 +1,10 @@
 """How long work shows how far it is, on stderr: a bar in a terminal, a line every few seconds elsewhere."""
 
+import contextlib
 import sys
+import threading
 import time
+from collections.abc import Callable, Iterator
 from types import TracebackType
 from typing import TYPE_CHECKING, Any
 
@@ -11,6 +14,8 @@ if TYPE_CHECKING:
     from rich.progress import Progress, TaskID
 
 _EVERY_S = 5.0
+_SLOW_S = 10.0
+_COMPILING = "still starting; the first call compiles the simulator, about a minute, later calls do not."
 
 
 class Teller:
@@ -54,6 +59,18 @@ class Teller:
             if self._task is not None:
                 self._bar.remove_task(self._task)
             self._task = self._bar.add_task(what, total=of, said="")
+
+
+@contextlib.contextmanager
+def while_compiling() -> Iterator[Callable[[], None]]:
+    """A word where the first call of all compiles the simulator, unless what is given is called before: it began."""
+    slow = threading.Timer(_SLOW_S, typer.echo, (f"stallwise: {_COMPILING}",), {"err": True})
+    slow.daemon = True
+    slow.start()
+    try:
+        yield slow.cancel
+    finally:
+        slow.cancel()
 
 
 def _bar() -> "Progress":

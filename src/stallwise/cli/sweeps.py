@@ -3,7 +3,6 @@
 import contextlib
 import os
 import signal
-import threading
 from collections.abc import Iterator
 from pathlib import Path
 from types import FrameType
@@ -18,8 +17,6 @@ if TYPE_CHECKING:
 
 ENGINES = ("local", "ray")
 # No simulation has told of itself for so long: nothing but compiling takes that, or a Ray cluster that is busy.
-_SLOW_S = 10.0
-_COMPILING = "still starting; the first call compiles the simulator, about a minute, later calls do not."
 
 
 def engine_of(name: str, address: str | None, cores: int | None) -> "Engine":
@@ -41,26 +38,20 @@ def engine_of(name: str, address: str | None, cores: int | None) -> "Engine":
 
 def simulated(sweep: "Sweep", engine: "Engine", results: Path | None) -> "list[Run]":
     """All of it, with progress on stderr, and a word where the first call of all compiles the simulator."""
-    from stallwise.cli.progress import Teller
+    from stallwise.cli.progress import Teller, while_compiling
     from stallwise.cluster.results import Results
     from stallwise.cluster.sweep import run_sweep
 
     if results is not None and sweep.keep:
         raise InputError("--jobs needs every simulation whole, and --results keeps figures only. Leave out one.")
-    slow = threading.Timer(_SLOW_S, _say, (_COMPILING,))
-    slow.daemon = True
-    slow.start()
     journal = contextlib.nullcontext() if results is None else Results(results, _say)
-    with journal as kept, Teller() as teller, _ended_by_sigterm():
+    with journal as kept, Teller() as teller, while_compiling() as begun, _ended_by_sigterm():
 
         def tell(what: str, done: int, of: int) -> None:
-            slow.cancel()
+            begun()
             teller.tell(what, done, of)
 
-        try:
-            return run_sweep(sweep, tell, engine=engine, journal=kept)
-        finally:
-            slow.cancel()
+        return run_sweep(sweep, tell, engine=engine, journal=kept)
 
 
 def _say(sentence: str) -> None:
