@@ -22,7 +22,7 @@ from torch import nn
 from torch.nn.parallel import DistributedDataParallel
 
 from stallwise.record import study_net, study_rank
-from stallwise.record.study import S_PER_MAC, Settings, _environment, _free_port
+from stallwise.record.study import LEAST_S, S_PER_MAC, Settings, _environment, _free_port
 from stallwise.record.study_hosts import shape, study_hosts
 from stallwise.units import parse_rate
 from stallwise.workload.families import network
@@ -111,7 +111,7 @@ def layers(name: str) -> Iterator[str]:
 
 def made(name: str) -> nn.Module:
     """As the study makes it."""
-    return study_net.SleepingNetwork(network(name), scale=SCALE, s_per_mac=BATCH * S_PER_MAC)
+    return study_net.SleepingNetwork(network(name), scale=SCALE, s_per_mac=BATCH * S_PER_MAC, least_s=LEAST_S)
 
 
 def in_ddp(name: str, hook: Callable[[Any, Any], Any]) -> nn.Module:

@@ -56,7 +56,7 @@ def seen(truth: MacroFit) -> list[Seen]:
             bucket_bytes=buckets,
             bucket_ready=tuple((place + 1) / len(buckets) for place in range(len(buckets))),
             bucket_tensors=tuple(len(sizes_bytes) * (place + 1) // len(buckets) for place in range(len(buckets))),
-            layer_ends=tuple((place + 1) / made.layers for place in range(made.layers)),
+            bucket_layers=tuple(made.layers * (place + 1) // len(buckets) for place in range(len(buckets))),
             backward_s=made.macs * 2 * 8 / 5e12,
         )
         found.append(
@@ -76,29 +76,20 @@ def test_the_fit_finds_what_was_put_in(per_byte_s: float) -> None:
     assert fit.per_byte_s == near(per_byte_s, rel=0.05)
 
 
-@pytest.mark.parametrize(
-    ("first_s", "beside"),
-    [
-        (2.0, 2.0),  # on the link from 1 s to 3 s, beside the second and third layer; then it rests
-        (0.5, 0.5),
-        (50.0, 9.0),  # all layers but the first
-    ],
-)
-def test_only_layers_beside_an_exchange_cost(first_s: float, beside: float) -> None:
+def test_a_layer_costs_where_it_delays_the_bucket_that_binds() -> None:
     """Ten layers of a second each; the first bucket leaves after one, the second after all."""
-    features = Features(
-        tensors=10,
-        layers=10,
-        bucket_bytes=(round(1000 * first_s), 20_000),
-        bucket_ready=(0.1, 1.0),
-        bucket_tensors=(1, 10),
-        layer_ends=tuple((place + 1) / 10 for place in range(10)),
-        backward_s=10.0,
-    )
     fit = MacroFit(constant_s=0.0, per_tensor_s=0.0, per_layer_s=1e-2, per_bucket_s=0.0, per_byte_s=1e-3)
-    # A link busy from the first bucket on hides nine seconds; what delays the second does not count there.
-    expected = max(first_s + 20 - 9, 20 + 1e-2 * beside)
-    assert fit.stall_s(features) == near(expected)
+    for first_s, expected_s in ((2.0, 20 + 10 * 1e-2), (50.0, 50 + 20 - 9 + 1e-2)):
+        features = Features(
+            tensors=10,
+            layers=10,
+            bucket_bytes=(round(1000 * first_s), 20_000),
+            bucket_ready=(0.1, 1.0),
+            bucket_tensors=(1, 10),
+            bucket_layers=(1, 10),
+            backward_s=10.0,
+        )
+        assert fit.stall_s(features) == near(expected_s)
 
 
 def test_families_are_held_out() -> None:

@@ -64,11 +64,9 @@ def test_buckets_become_ready_in_order_and_the_last_at_the_end() -> None:
         assert list(ready) == sorted(ready)
         assert ready[-1] == pytest.approx(1.0)
         assert seen.features.bytes == sum(seen.features.bucket_bytes)
-        gathered, ends = seen.features.bucket_tensors, seen.features.layer_ends
-        assert list(gathered) == sorted(gathered)
-        assert gathered[-1] == seen.features.tensors
-        assert (list(ends), len(ends), ends[-1]) == (sorted(ends), seen.features.layers, pytest.approx(1.0))
-        assert set(ready) <= set(ends), "a bucket is complete where a layer ends"
+        gathered, done = seen.features.bucket_tensors, seen.features.bucket_layers
+        assert (list(gathered), list(done)) == (sorted(gathered), sorted(done))
+        assert (gathered[-1], done[-1]) == (seen.features.tensors, seen.features.layers)
     vgg = next(seen for seen in link.seen if seen.network == "vgg16")
     # Three dense layers hold nine in ten bytes and hardly any work: most buckets are ready almost at once.
     assert vgg.features.bucket_ready[2] < 0.1

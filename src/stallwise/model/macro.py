@@ -10,20 +10,16 @@ the last message where backward hides the others, or all of the exchange less wh
 and k messages of M bytes in all, C = k a + b M: start-up times count by messages, so by tensors (WFBP) or buckets
 (DDP), the link's rate by bytes, and layers by what they give backward to do.
 
-**Regression.** Of each link the same closed form is fitted to a measured sweep, with what exchanging costs the host.
-It delays the moment bucket g leaves in two ways. Every tensor gathered before costs its hook and its copy, c_t. And
-while an earlier bucket is on the link, its threads and the kernel's take cores from the process that launches layers:
-every layer whose backward runs *then* costs c_l. Layers that run while the link rests cost nothing more. With r_g the
-part of backward after which bucket g is complete, n_g the tensors gathered until then and x_g the layers that ran until
-then beside an exchange,
+**Regression.** Of each link the same closed form is fitted to a measured sweep, with what exchanging costs the host:
+every tensor gathered before bucket g leaves costs c_t, every layer launched before c_l. With r_g the part of backward
+after which bucket g is complete, n_g the tensors and l_g the layers until then,
 
-    stall = c0 + max over g of ( c_t n_g + c_l x_g + a (k-g+1) + b Σ_{j≥g} bytes_j - (1 - r_g) Bk ),   all ≥ 0.
+    stall = c0 + max over g of ( c_t n_g + c_l l_g + a (k-g+1) + b Σ_{j≥g} bytes_j - (1 - r_g) Bk ),   all ≥ 0.
 
-x_g follows from b: bucket j is on the link from max(its ready time, the end of j-1) for b bytes_j. Which g binds, and
-x_g, are found by turns (assign, fit, assign again); given them, the form is linear in the coefficients and fitted by
-non-negative least squares on *relative* errors. Where only counts are known (`Features.even`), buckets, tensors and
-layers are taken to be equal and at equal distances. That stalls follow macro features is the observation of Sharma et
-al., *Stash* (ICDCS 2023).
+Which g binds is found by turns (assign, fit, assign again); given that, the form is linear in the coefficients and
+fitted by non-negative least squares on *relative* errors. Where only counts are known (`Features.even`), buckets,
+tensors and layers are taken to be equal and at equal distances. That stalls follow macro features is the observation of
+Sharma et al., *Stash* (ICDCS 2023).
 """
 
 import statistics
@@ -37,10 +33,6 @@ import numpy.typing as npt
 from stallwise.errors import InputError
 
 _TURNS = 30
-# Turns end where the rate changes by no more than this part, which moves no layer.
-_SAME = 1e-4
-# The column of layers beside an exchange.
-_BESIDE = 2
 FEWEST = 4
 """Networks with a stall that a fit needs."""
 Rows = npt.NDArray[np.float64]
@@ -67,8 +59,8 @@ class Features:
     """The part of backward after which each is complete."""
     bucket_tensors: tuple[int, ...]
     """Tensors gathered by then, those of earlier buckets included."""
-    layer_ends: tuple[float, ...]
-    """The part of backward after which each layer is done, in the order of backward; the last is 1."""
+    bucket_layers: tuple[int, ...]
+    """Layers done by then."""
     backward_s: float
     """Without exchange."""
 
@@ -81,17 +73,14 @@ class Features:
         """The same counts, with equal buckets that become ready at equal distances."""
         count = len(self.bucket_bytes)
         sizes = tuple(self.bytes // count + (1 if place < self.bytes % count else 0) for place in range(count))
+        ready = tuple((place + 1) / count for place in range(count))
         return replace(
             self,
             bucket_bytes=sizes,
-            bucket_ready=_evenly(count),
-            bucket_tensors=tuple(round(part * self.tensors) for part in _evenly(count)),
-            layer_ends=_evenly(self.layers),
+            bucket_ready=ready,
+            bucket_tensors=tuple(round(part * self.tensors) for part in ready),
+            bucket_layers=tuple(round(part * self.layers) for part in ready),
         )
-
-
-def _evenly(count: int) -> tuple[float, ...]:
-    return tuple((place + 1) / count for place in range(count))
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -114,7 +103,7 @@ class MacroFit:
     per_tensor_s: float
     """Gathered before the bucket that binds is complete."""
     per_layer_s: float
-    """Computed beside an exchange, before that."""
+    """Done by then."""
     per_bucket_s: float
     per_byte_s: float
 
@@ -127,59 +116,20 @@ class MacroFit:
         return int(self._each(of).argmax())
 
     def _each(self, of: Features) -> Rows:
-        rows, known = _rows(of, self.per_byte_s)
+        rows, known = _rows(of)
         coefficients = (self.constant_s, self.per_tensor_s, self.per_layer_s, self.per_bucket_s, self.per_byte_s)
         found: Rows = rows @ np.array(coefficients) + known
         return found
 
 
-@dataclass(frozen=True, slots=True)
-class _Fixed:
-    """What of a network's rows does not depend on the link, as arrays."""
-
-    rows: Rows
-    """With nothing in the column of layers beside an exchange."""
-    to_come_s: Rows
-    ready_s: Rows
-    sizes: Rows
-    moments_s: Rows
-    """When so many layers are done, from none on."""
-
-
 @lru_cache(maxsize=1024)
-def _fixed(of: Features) -> _Fixed:
+def _rows(of: Features) -> tuple[Rows, Rows]:
+    """For every bucket what the coefficients are multiplied by, and what is known: the backward still to come."""
     ready, sizes = np.array(of.bucket_ready), np.array(of.bucket_bytes, dtype=np.float64)
     count = len(sizes)
     after, messages = np.cumsum(sizes[::-1])[::-1], np.arange(count, 0, -1.0)
-    return _Fixed(
-        rows=np.column_stack([np.ones(count), np.array(of.bucket_tensors), np.zeros(count), messages, after]),
-        to_come_s=-(1 - ready) * of.backward_s,
-        ready_s=ready * of.backward_s,
-        sizes=sizes,
-        moments_s=np.array((0.0, *of.layer_ends)) * of.backward_s,
-    )
-
-
-def _rows(of: Features, per_byte_s: float) -> tuple[Rows, Rows]:
-    """For every bucket what the coefficients are multiplied by, and what is known: the backward still to come."""
-    fixed = _fixed(of)
-    rows = fixed.rows.copy()
-    rows[:, _BESIDE] = _beside(fixed, per_byte_s)
-    return rows, fixed.to_come_s
-
-
-def _beside(fixed: _Fixed, per_byte_s: float) -> Rows:
-    """For every bucket the layers (and parts of them) that ran before it was complete, beside an exchange."""
-    begins, ends, free_s = [], [], 0.0
-    for ready_s, size in zip(fixed.ready_s.tolist(), fixed.sizes.tolist(), strict=True):
-        begins.append(max(free_s, ready_s))
-        free_s = begins[-1] + per_byte_s * size
-        ends.append(free_s)
-    # Row g, column j: what bucket j covers of the time before bucket g is complete; nothing for j ≥ g.
-    spans = np.minimum(np.array([begins, ends]), fixed.ready_s[:, None, None])
-    done = np.interp(spans, fixed.moments_s, np.arange(len(fixed.moments_s), dtype=np.float64))
-    found: Rows = (done[:, 1] - done[:, 0]).sum(axis=1)
-    return found
+    rows = np.column_stack([np.ones(count), np.array(of.bucket_tensors), np.array(of.bucket_layers), messages, after])
+    return rows, -(1 - ready) * of.backward_s
 
 
 def fit_macro(seen: Sequence[Seen]) -> MacroFit:
@@ -192,11 +142,9 @@ def fit_macro(seen: Sequence[Seen]) -> MacroFit:
         raise InputError(
             f"{len(usable)} networks with a stall are too few to fit it to their features. Measure at least {FEWEST}."
         )
-    guesses = [_guess(one) for one in usable]
-    middle_s = statistics.median(guess.per_byte_s for guess in guesses)
-    begins = {(0,) * len(usable): middle_s, tuple(len(one.features.bucket_bytes) - 1 for one in usable): middle_s}
-    begins |= {tuple(guess.binding(one.features) for one in usable): guess.per_byte_s for guess in guesses}
-    fits = [fit for binding, per_byte_s in begins.items() for fit in _by_turns(usable, binding, per_byte_s)]
+    begins = {(0,) * len(usable), tuple(len(one.features.bucket_bytes) - 1 for one in usable)}
+    begins |= {tuple(guess.binding(one.features) for one in usable) for guess in map(_guess, usable)}
+    fits = [fit for begin in sorted(begins) for fit in _by_turns(usable, begin)]
     return min(fits, key=lambda fit: _squares(usable, fit))
 
 
@@ -208,20 +156,20 @@ def _guess(one: Seen) -> MacroFit:
     )
 
 
-def _by_turns(seen: Sequence[Seen], binding: tuple[int, ...], per_byte_s: float) -> Iterator[MacroFit]:
+def _by_turns(seen: Sequence[Seen], binding: tuple[int, ...]) -> Iterator[MacroFit]:
     for _ in range(_TURNS):
-        fit = _fit(seen, binding, per_byte_s)
+        fit = _fit(seen, binding)
         yield fit
         again = tuple(fit.binding(one.features) for one in seen)
-        if again == binding and abs(fit.per_byte_s - per_byte_s) <= _SAME * per_byte_s:
+        if again == binding:
             return
-        binding, per_byte_s = again, fit.per_byte_s
+        binding = again
 
 
-def _fit(seen: Sequence[Seen], binding: Sequence[int], per_byte_s: float) -> MacroFit:
+def _fit(seen: Sequence[Seen], binding: Sequence[int]) -> MacroFit:
     from scipy.optimize import nnls  # type: ignore[import-untyped]
 
-    made = [_rows(one.features, per_byte_s) for one in seen]
+    made = [_rows(one.features) for one in seen]
     rows = np.array([of[0][g] / one.stall_s for one, of, g in zip(seen, made, binding, strict=True)])
     wanted = np.array([1 - of[1][g] / one.stall_s for one, of, g in zip(seen, made, binding, strict=True)])
     # Columns span ten decades (bytes, tensors): each is brought to 1 before solving; one may hold nothing.

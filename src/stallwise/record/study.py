@@ -36,6 +36,8 @@ SAMPLES_NAME = "samples.jsonl"
 ELEMENT_BYTES = 4
 S_PER_MAC = 1 / 5e12
 """A GPU that does 10 TFLOP/s in training."""
+LEAST_S = 100e-6
+"""No layer's forward takes less there: its convolution, normalization and activation are launched one by one."""
 _POLL_S = 0.2
 _PATIENCE_S = 180.0
 
@@ -180,11 +182,12 @@ def _features(sample: Measured, settings: Settings) -> Features:
     """Layers end in backward by their work, what else there was shared evenly; a bucket with the last of its layers."""
     made = network(sample.network)
     count = made.layers
-    size, work_s, tensors = [0] * count, [0.0] * count, [0] * count
+    size, tensors = [0] * count, [0] * count
+    # Backward takes twice as long as forward.
+    work_s = [2 * layer_s for layer_s in made.forward_s(settings.batch * S_PER_MAC, LEAST_S)[::-1]]
     for tensor in made.tensors:
         place = count - 1 - tensor.layer  # in backward
         size[place] += max(1, tensor.elements // settings.scale) * ELEMENT_BYTES
-        work_s[place] += 2 * tensor.macs * settings.batch * S_PER_MAC
         tensors[place] += 1
     rest_s = max(0.0, sample.backward_s - sum(work_s)) / count
     ends_s = list(itertools.accumulate(work + rest_s for work in work_s))
@@ -196,7 +199,7 @@ def _features(sample: Measured, settings: Settings) -> Features:
         bucket_bytes=sample.bucket_bytes,
         bucket_ready=tuple(ends_s[place] / ends_s[-1] for place in last),
         bucket_tensors=tuple(gathered[place] for place in last),
-        layer_ends=tuple(end_s / ends_s[-1] for end_s in ends_s),
+        bucket_layers=tuple(place + 1 for place in last),
         backward_s=sample.backward_s,
     )
 
@@ -290,6 +293,7 @@ def _launch(
 def _command(settings: Settings, folder: Path, rate: str, host: StudyHost | None, names: Sequence[str]) -> list[str]:
     words = [sys.executable, "-m", "stallwise.record.study_rank", "--networks", ",".join(names), "--rate", rate]
     words += ["--scale", str(settings.scale), "--s-per-mac", str(settings.batch * S_PER_MAC)]
+    words += ["--least-s", str(LEAST_S)]
     words += ["--rounds", str(settings.rounds), "--steps", str(settings.steps)]
     words += ["--out", str((folder / SAMPLES_NAME).resolve())]
     return words if host is None else host.command(*words)

@@ -46,6 +46,7 @@ def main(arguments: Sequence[str]) -> int:
     parser.add_argument("--rate", required=True)
     parser.add_argument("--scale", type=int, required=True)
     parser.add_argument("--s-per-mac", type=float, required=True)
+    parser.add_argument("--least-s", type=float, required=True)
     parser.add_argument("--rounds", type=int, required=True)
     parser.add_argument("--steps", type=int, required=True)
     parser.add_argument("--out", type=Path, required=True)
@@ -77,7 +78,8 @@ def _first_in_line() -> None:
 
 
 def _measure(name: str, options: Any) -> None:
-    made = SleepingNetwork(network(name), scale=options.scale, s_per_mac=options.s_per_mac)
+    shape = network(name)
+    made = SleepingNetwork(shape, scale=options.scale, s_per_mac=options.s_per_mac, least_s=options.least_s)
     shared = DistributedDataParallel(made, **_scaled_buckets(options.scale))
     for _ in range(2):  # torch learns the order of gradients, then builds its buckets
         _step(shared)

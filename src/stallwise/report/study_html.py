@@ -60,8 +60,8 @@ def _coefficients(links: Iterable[LinkStudy]) -> str:
     heads: Row = ["link", *(number(name) for name in coefficients(made[0].fit))]
     rows: list[Row] = [[show_link(link), *(number(v) for v in coefficients(link.fit).values())] for link in made]
     caption = (
-        "stall = constant + max over buckets g of per tensor gathered before g + per layer computed before g beside an "
-        "exchange + per bucket and per byte of g and those after it - what is left of backward"
+        "stall = constant + max over buckets g of per tensor and per layer until g is complete "
+        "+ per bucket and per byte of g and those after it - what is left of backward"
     )
     return table(caption, heads, rows)
 

@@ -56,6 +56,13 @@ class Network:
         """Of one image, forward."""
         return sum(tensor.macs for tensor in self.tensors)
 
+    def forward_s(self, s_per_mac: float, least_s: float = 0.0) -> tuple[float, ...]:
+        """Seconds of every layer, forward, on a device that takes so long for its work and no less than `least_s`."""
+        macs = [0.0] * self.layers
+        for tensor in self.tensors:
+            macs[tensor.layer] += tensor.macs
+        return tuple(max(least_s, s_per_mac * of) for of in macs)
+
 
 @dataclass(slots=True)
 class _Builder:

@@ -43,11 +43,12 @@ class OnRay:
 
     def __call__(self, sweep: Sweep, cases: Sequence[Numbered], heard: Heard) -> Iterator[Made]:
         """Each as its task is done."""
+        from stallwise.cluster.engines.ray_cluster import joined, tidy
+
+        tidy()
         if not cases:
             return
         ray = ray_package()
-        from stallwise.cluster.engines.ray_cluster import joined
-
         with joined(ray, self.address, self.cores):
             yield from self._simulated(ray, sweep, cases)
 

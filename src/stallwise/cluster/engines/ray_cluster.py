@@ -13,6 +13,7 @@ import socket
 import sys
 import tempfile
 import threading
+import time
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -25,6 +26,7 @@ _LOCK = "in-use"
 _LONGEST = 20
 """Characters of the parent folder: Ray puts sockets 85 deeper, and the path of a socket has at most 107."""
 _KNOCK_S = 10.0
+_SETTLE_S, _AGAIN_S = 10.0, 0.2
 _STORE_BYTES = 512 << 20
 """Of the object store: it holds the sweep, and answers on their way."""
 
@@ -90,24 +92,37 @@ def _stdout_is_stderr() -> Iterator[None]:
         yield
 
 
+def tidy() -> None:
+    """Remove folders of ours that no process holds any more: their sweeps were killed."""
+    for left in _parent().glob(f"{_PREFIX}*"):
+        with contextlib.suppress(OSError):
+            if not (left / _LOCK).exists() and time.time() - left.stat().st_mtime < _SETTLE_S:
+                continue  # another sweep is making it, or removing it
+            with (left / _LOCK).open("ab") as lock:
+                fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
+                shutil.rmtree(left, ignore_errors=True)
+
+
 @contextlib.contextmanager
 def _folder() -> Iterator[Path]:
-    parent = Path(tempfile.gettempdir())
-    if len(str(parent)) > _LONGEST:
-        parent = Path("/tmp")  # noqa: S108  # mkdtemp makes a folder that is nobody else's
-    _remove_left_over(parent)
-    made = Path(tempfile.mkdtemp(prefix=_PREFIX, dir=parent))
+    made = Path(tempfile.mkdtemp(prefix=_PREFIX, dir=_parent()))
     try:
         with (made / _LOCK).open("wb") as lock:
             fcntl.flock(lock, fcntl.LOCK_EX)
             yield made
     finally:
-        shutil.rmtree(made, ignore_errors=True)
+        _remove(made)
 
 
-def _remove_left_over(parent: Path) -> None:
-    """Folders of ours that no process holds any more: its sweep was killed."""
-    for left in parent.glob(f"{_PREFIX}*"):
-        with contextlib.suppress(OSError), (left / _LOCK).open("rb") as lock:
-            fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
-            shutil.rmtree(left, ignore_errors=True)
+def _remove(folder: Path) -> None:
+    """Ray's processes end a moment after it says so, and write until then."""
+    until_s = time.monotonic() + _SETTLE_S
+    while folder.exists() and time.monotonic() < until_s:
+        shutil.rmtree(folder, ignore_errors=True)
+        if folder.exists():
+            time.sleep(_AGAIN_S)
+
+
+def _parent() -> Path:
+    parent = Path(tempfile.gettempdir())
+    return parent if len(str(parent)) <= _LONGEST else Path("/tmp")  # noqa: S108  # mkdtemp's folder is nobody else's
