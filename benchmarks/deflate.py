@@ -45,8 +45,8 @@ SETTLE_S, SETTLE_CORE_S, WINDOW_S = 3.0, 1.0, 5.0
 CALM_S, PRESSURE_S, REST_S = 4.0, 12.0, 8.0
 PRESSED = 0.5
 """Cores left under pressure, as a multiple of the knee."""
-BATCH, SAMPLE_S, DECODES = 16, 0.010, 6
-WORK = ("--batch", str(BATCH), "--sample-s", str(SAMPLE_S), "--decodes", str(DECODES))
+BATCH, SAMPLE_S, CORE_S = 16, 0.010, 0.0075
+WORK = ("--batch", str(BATCH), "--sample-s", str(SAMPLE_S), "--core-s", str(CORE_S))
 
 
 def measure() -> list[Result]:
@@ -117,7 +117,7 @@ def _curve(folder: Path, response: "Response") -> list[Result]:
 
     knee = _knee_cores(response)
     busy, cores = 0.0, {level: max(0.1, level * knee) for level in LEVELS}
-    windows: dict[tuple[float, bool], list[float]] = {(level, helped): [] for level in LEVELS for helped in (False, True)}
+    windows: dict[tuple[float, bool], list[float]] = {(level, help): [] for level in LEVELS for help in (False, True)}
     with _ranks(folder / "curve", 2) as job:
         job.until_step(30)
         for turn in range(ROUNDS):
@@ -153,11 +153,11 @@ def _curve(folder: Path, response: "Response") -> list[Result]:
 
 
 def _row(level: float, cores: float, said: Sequence[float], seen: dict[bool, list[float]]) -> str:
-    bare, helped = (f"{statistics.median(s) * 1e3:.0f} ms ({min(s) * 1e3:.0f} to {max(s) * 1e3:.0f}" for s in seen.values())
-    return (
-        f"{level:g} × knee ({cores:.2f} cores): {bare}, said {said[0] * 1e3:.0f}), helped {helped}, "
-        f"said {said[1] * 1e3:.0f})"
+    bare, helped = (
+        f"{statistics.median(s) * 1e3:.0f} ms ({min(s) * 1e3:.0f} to {max(s) * 1e3:.0f}, said {of_s * 1e3:.0f})"
+        for s, of_s in zip((seen[False], seen[True]), said, strict=True)
     )
+    return f"{level:g} × knee ({cores:.2f} cores): {bare}, helped {helped}"
 
 
 def _all(errors: Sequence[float]) -> str:
@@ -175,16 +175,19 @@ def _race(folder: Path, response: "Response") -> list[Result]:
     samples = round((CALM_S + PRESSURE_S + REST_S) * 2 / SAMPLE_S)
 
     def deflated(job: "_Job") -> None:
-        act.deflate(str(job.hosts[1].pid), act.Want(cpu=act.Amount(amount=cores)))
+        # It looks at what the job uses for as long as the calm lasts.
+        act.deflate(str(job.hosts[1].pid), act.Want(cpu=act.Amount(amount=cores), look_s=CALM_S))
         time.sleep(PRESSURE_S)
         act.undo(str(job.hosts[1].pid))
 
     def killed(job: "_Job") -> None:
+        time.sleep(CALM_S)
         os.killpg(job.hosts[1].pid, signal.SIGKILL)
         time.sleep(PRESSURE_S)
         job.add_host()
 
     def noticed(job: "_Job") -> None:
+        time.sleep(CALM_S)
         job.hosts[1].send_signal(signal.SIGTERM)
         time.sleep(PRESSURE_S)
         job.add_host()
@@ -194,7 +197,6 @@ def _race(folder: Path, response: "Response") -> list[Result]:
         with _hosts(folder / name, samples) as job:
             job.until_step(20)
             begin_s = time.monotonic()
-            time.sleep(CALM_S)
             way(job)
             lasted[name] = job.ended_s() - begin_s
         print(f"{name}: {lasted[name]:.1f} s", file=sys.stderr, flush=True)

@@ -1,7 +1,8 @@
 """A training job for deflation: an accelerator that sleeps in proportion to its batch, and a real loader on real cores.
 
-Samples are JPEGs that workers decode, as often as makes their cost. With `--profile` it is a plain DDP loop for
-`stallwise profile`; without, it trains under a session, and rank 0 logs the moment of every step.
+Samples are JPEGs that workers decode again and again until they have taken a core for a given time, whatever that
+core gets done in it. With `--profile` it is a plain DDP loop for `stallwise profile`; without, it trains under a
+session, and rank 0 logs the moment of every step.
 """
 
 import argparse
@@ -27,20 +28,22 @@ ELEMENTS = 100_000
 
 
 class Pictures(Dataset[torch.Tensor]):
-    """One picture, decoded `times` times per sample."""
+    """One picture, decoded for `core_s` of a core per sample."""
 
-    def __init__(self, count: int, times: int) -> None:
-        self._count, self._times = count, times
+    def __init__(self, count: int, core_s: float) -> None:
+        self._count, self._core_s = count, core_s
         pixels = np.random.default_rng(1).integers(0, 255, (40, 40, 3), dtype=np.uint8)
         made = io.BytesIO()
-        Image.fromarray(pixels).resize((256, 256)).save(made, "JPEG")
+        Image.fromarray(pixels).resize((96, 96)).save(made, "JPEG")
         self._jpeg = made.getvalue()
 
     def __len__(self) -> int:
         return self._count
 
     def __getitem__(self, index: int) -> torch.Tensor:
-        for _ in range(self._times):
+        until_s = time.thread_time() + self._core_s
+        picture = None
+        while picture is None or time.thread_time() < until_s:
             picture = Image.open(io.BytesIO(self._jpeg)).convert("RGB")
         return torch.from_numpy(np.asarray(picture).mean((0, 1), dtype=np.float32))
 
@@ -99,7 +102,7 @@ def main() -> None:
     parser.add_argument("--samples", type=int, default=100_000)
     parser.add_argument("--batch", type=int, default=16)
     parser.add_argument("--sample-s", type=float, default=0.010)
-    parser.add_argument("--decodes", type=int, default=3)
+    parser.add_argument("--core-s", type=float, default=0.005)
     parser.add_argument("--interval", type=float, default=1e6)
     options = parser.parse_args()
     torch.set_num_threads(1)
@@ -108,7 +111,7 @@ def main() -> None:
         rank = dist.get_rank()
     else:
         rank = elastic.join().rank
-    data = Pictures(options.samples, options.decodes)
+    data = Pictures(options.samples, options.core_s)
     sampler = elastic.Resumable(DistributedSampler(data, seed=1))
     loader = DataLoader(data, batch_size=options.batch, sampler=sampler, num_workers=2)
     model = DistributedDataParallel(Accelerator(options.sample_s))

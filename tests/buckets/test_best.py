@@ -10,6 +10,7 @@ from stallwise.buckets.best import WORTHWHILE, best_buckets
 from stallwise.errors import InputError
 from stallwise.model.fabric import Fabric, link_of_rate
 from stallwise.model.overlap import Overlap
+from stallwise.model.sparse import Sparse
 from stallwise.model.whatif import Change, Job
 from stallwise.workload.layers import Layer, LayerTrace
 from tests.model.traces import layer_traces
@@ -35,7 +36,15 @@ def test_never_slower_and_every_parameter_once(trace: LayerTrace, rate: float) -
 
 
 def even(layers: int, size: int) -> LayerTrace:
-    layer = [Layer(name=f"module.p{i}", forward_s=0.01, backward_s=0.02, gradient_bytes=size) for i in range(layers)]
+    layer = [
+        Layer(
+            name=f"_orig_mod.module.block._checkpoint_wrapped_module.p{i}",
+            forward_s=0.01,
+            backward_s=0.02,
+            gradient_bytes=size,
+        )
+        for i in range(layers)
+    ]
     return LayerTrace(layers=tuple(layer), source="made up")
 
 
@@ -46,7 +55,7 @@ def test_a_network_in_one_large_bucket_gains() -> None:
     assert best.own.step_s == pytest.approx(0.3 + 9 * 0.016, rel=0.01)
     assert best.planned.step_s == pytest.approx(0.3 + 0.016, rel=0.02)
     assert best.worthwhile
-    assert best.plan.buckets[0].parameters[0] == "p9", "as the bare module calls it"
+    assert best.plan.buckets[0].parameters[0] == "block.p9", "as the bare module calls it"
 
 
 def test_where_nothing_is_to_be_gained_buckets_stay() -> None:
@@ -60,3 +69,6 @@ def test_what_has_no_buckets_is_said() -> None:
         best_buckets(job(even(2, 10)), Change(), None, 2)
     with pytest.raises(InputError, match="zero3"):
         best_buckets(job(even(2, 10)), Change(overlap=Overlap(scheme="zero3")), fabric(1e9), 2)
+    for overlap in (Overlap(sparse=Sparse(kind="topk", density=0.01)), Overlap(through="servers")):
+        with pytest.raises(InputError, match="all-reduces of whole gradients"):
+            best_buckets(job(even(2, 10)), Change(overlap=overlap), fabric(1e9), 2)

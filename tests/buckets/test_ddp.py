@@ -1,12 +1,17 @@
 """A bucket plan in real DDP: gradients are plain DDP's, buckets are the plan's, and wrong plans are named."""
 
 import json
+from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
+import torch
+from torch import distributed as dist
 from torch import nn
+from torch.distributed.algorithms._checkpoint.checkpoint_wrapper import checkpoint_wrapper
 
-from stallwise.buckets import Bucket, BucketPlan, planned_ddp, read_plan, write_plan
+from stallwise.buckets import Bucket, BucketPlan, carried_out, planned_ddp, read_plan, write_plan
+from stallwise.buckets.ddp import Way
 from stallwise.errors import InputError
 from tests.record.jobs import plain_ranks
 
@@ -63,6 +68,34 @@ def test_a_file_that_is_no_plan_is_named(text: str, sentence: str, tmp_path: Pat
         read_plan(path)
     with pytest.raises(InputError, match="cannot be read"):
         read_plan(tmp_path / "none.json")
+
+
+@pytest.fixture
+def one_rank() -> Iterator[None]:
+    dist.init_process_group("gloo", store=dist.HashStore(), rank=0, world_size=1)
+    yield
+    dist.destroy_process_group()
+
+
+@pytest.mark.parametrize("way", ["limits", "hook"])
+def test_a_wrapped_module_has_the_names_of_the_bare_one(one_rank: None, way: Way) -> None:
+    """As `torch.compile(model)` and a model with checkpointed layers are handed to DDP."""
+    net = nn.Sequential(nn.Linear(3, 4), checkpoint_wrapper(nn.Linear(4, 2)))
+    compiled = torch.compile(net, backend="eager")
+    names = [name for name, _ in compiled.named_parameters()]
+    assert names[-1] == "_orig_mod.1._checkpoint_wrapped_module.bias"
+    model = planned_ddp(compiled, plan(("1.bias", "1.weight"), ("0.bias", "0.weight")), way=way)
+    assert carried_out(model).planned_bytes == (4 * (2 + 8), 4 * (4 + 12))
+
+
+def test_names_that_only_look_wrapped_are_the_modules_own(one_rank: None) -> None:
+    """A module that calls a part of itself `module`, and has a parameter of the same name beside it."""
+    net = nn.Linear(2, 2)
+    net.module = nn.Linear(2, 2, bias=False)
+    model = planned_ddp(net, plan(("module.weight", "bias"), ("weight",)), way="hook")
+    assert carried_out(model).planned_bytes == (24, 16)
+    with pytest.raises(InputError, match=r"1 parameter not in the plan \(module.weight\)"):
+        planned_ddp(net, plan(("weight", "bias")))
 
 
 def test_a_plan_of_another_model_is_refused() -> None:

@@ -12,7 +12,7 @@ from pathlib import Path
 import msgspec
 import pytest
 
-from stallwise.record.study import SAMPLES_NAME, SETTINGS_NAME, Settings, read_samples, study_of
+from stallwise.record.study import METHOD, SAMPLES_NAME, SETTINGS_NAME, Settings, read_samples, study_of
 from stallwise.record.study_samples import Measured
 from stallwise.report.study_html import page
 from tests.conftest import Cli, lacks
@@ -115,6 +115,20 @@ def test_the_page_is_whole_and_has_a_picture() -> None:
     assert _Reader(made)
     assert made.count("<circle") >= len(names), "a point for each network"
     assert "<script" not in made
+
+
+@pytest.mark.parametrize(("method", "which"), [(None, "an earlier"), (1, "an earlier"), (METHOD + 1, "a later")])
+def test_a_study_measured_in_another_way_is_neither_shown_nor_gone_on_with(
+    ask: Cli, tmp_path: Path, method: int | None, which: str
+) -> None:
+    settings = msgspec.to_builtins(Settings(networks=tuple(NETWORKS.split(",")), rates=("as-is",)))
+    del settings["method"]
+    (tmp_path / "s").mkdir()
+    (tmp_path / "s" / SETTINGS_NAME).write_text(json.dumps(settings | ({} if method is None else {"method": method})))
+    for words in (("--show",), ("--rates", "as-is", "--networks", NETWORKS)):
+        said = ask("study", "-o", "s", *words, code=2).stderr
+        assert f"was measured by {which} version" in said
+    assert not (tmp_path / "s" / SAMPLES_NAME).exists()
 
 
 def test_an_unfinished_study_shows_what_is_there(ask: Cli, tmp_path: Path) -> None:

@@ -1,5 +1,6 @@
 """`stallwise trace import|show` and every command on an imported run."""
 
+import gzip
 import json
 import tarfile
 from pathlib import Path
@@ -164,6 +165,8 @@ def test_a_run_is_never_overwritten_and_options_are_checked(ask: Cli, traces: Pa
     ask("trace", "import", "traces", "-o", "run")
     assert "already holds a run" in ask("trace", "import", "traces", "-o", "run", code=2).stderr
     assert "--samples takes" in ask("trace", "import", "traces", "-o", "r2", "--samples", "0", code=2).stderr
+    said = ask("trace", "import", "traces", "-o", "r2", "--world-size", str(10**12), code=2).stderr
+    assert "--world-size takes a whole number from 1 to 1,000,000" in said
 
 
 def test_show_refuses_a_run_of_our_own(ask: Cli, tmp_path: Path) -> None:
@@ -171,6 +174,20 @@ def test_show_refuses_a_run_of_our_own(ask: Cli, tmp_path: Path) -> None:
 
     make_full_run(tmp_path / "own")
     assert "not imported from a trace" in ask("trace", "show", "own", code=2).stderr
+
+
+def test_a_layer_file_is_imported_packed_and_has_no_ranks_to_show(ask: Cli, traces: Path, tmp_path: Path) -> None:
+    ask("trace", "import", "traces", "-o", "run", "--samples", "32")
+    ask("trace", "export", "run", "--layers", "-o", "layers.json")
+    packed = tmp_path / "layers.json.gz"
+    packed.write_bytes(gzip.compress((tmp_path / "layers.json").read_bytes()))
+    assert "one step, layer by layer" in ask("trace", "import", "layers.json.gz", "-o", "again").stdout
+    assert "leave --samples out" in ask("trace", "import", str(packed), "-o", "r3", "--samples", "1", code=2).stderr
+    for name in ("layers.json.gz", "again"):
+        said = ask("trace", "show", name, code=2).stderr
+        assert name in said
+        assert "one step without ranks" in said
+        assert "measured by Stallwise" not in said
 
 
 # What HolisticTraceAnalysis 0.5.0 gives: idle, compute, non-compute and kernel time in µs, overlap in percent.

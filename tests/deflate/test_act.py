@@ -5,6 +5,7 @@ import os
 import signal
 import subprocess
 import sys
+import sysconfig
 import tempfile
 import threading
 import time
@@ -14,7 +15,7 @@ from pathlib import Path
 
 import pytest
 
-from stallwise.deflate import act, journal
+from stallwise.deflate import act, journal, look
 from stallwise.deflate.act import Amount, GoneError, Want
 from stallwise.deflate.door import Ask, read_ask
 from stallwise.deflate.processes import PROC, tree_of
@@ -50,7 +51,7 @@ def test_a_process_with_its_children_is_held_and_has_everything_back() -> None:
         assert (made / "cpu.cfs_quota_us").read_text().strip() == "5000"
         assert {int(one) for one in (made / "cgroup.procs").read_text().split()} == set(homes)
         time.sleep(0.2)
-        assert act.busy_cores(tree_of(pid), 1.0) < 0.55
+        assert look.busy_cores(lambda: tree_of(pid), 1.0) < 0.55
         assert act.undo(str(pid)) == ()
         assert {one: home_of(one) for one in homes} == homes
         assert nothing_left(pid)
@@ -354,11 +355,150 @@ def test_ranks_in_it_are_asked_and_asked_no_more(tmp_path: Path) -> None:
         assert nothing_left(pid)
         with group(f"stallwise-test-{pid}") as own:
             (own / "cgroup.procs").write_text(str(pid))
-            assert act.deflate(own.name, Want(speed=0.5)).asked == (1,), "ranks of a group, too"
+            assert act.deflate(own.name, Want(speed=0.5, look_s=0.0)).asked == (1,), "ranks of a group, too"
             assert read_ask(doors, pid) == Ask(speed=0.5)
             act.undo(own.name)
             assert read_ask(doors, pid) is None
             (CPU / "cgroup.procs").write_text(str(pid))
+
+
+RANK = "from stallwise.deflate.door import Door\nDoor(1, 2).open(8, '')\n"
+
+
+def has_door(doors: Path, pid: int) -> bool:
+    return (doors / f"{pid}.door.json").exists()
+
+
+def test_what_it_used_is_known_before_anybody_is_asked_and_the_stricter_ask_stays(tmp_path: Path) -> None:
+    doors = tmp_path / "doors"
+    with process(RANK + "while True: pass") as pid:
+        until(lambda: has_door(doors, pid))
+        assert act.deflate(str(pid), Want(speed=0.5, look_s=0.2)).speed == 0.5
+        (known,) = journal.all_of_them()
+        assert known.busy_cores is not None, "with a part of its batch it would use less"
+        loose = act.deflate(str(pid), Want(cpu=Amount(amount=0.9 * known.busy_cores), look_s=0.0))
+        assert (loose.speed, loose.looked_s < 0.05) == (0.5, True), "its quota alone would ask for 90 %"
+        tight = act.deflate(str(pid), Want(cpu=Amount(amount=0.3 * known.busy_cores)))
+        assert tight.speed == pytest.approx(0.3)
+        assert act.deflate(str(pid), Want(speed=0.8)).speed == 0.8, "what is said now is taken"
+        act.deflate(str(pid), Want(cpu=Amount(amount=0.3), cooperative=False))
+        assert read_ask(doors, pid) is None
+
+
+def test_idle_is_no_answer(tmp_path: Path) -> None:
+    """Between two bursts nothing is seen: the next deflation looks again, under the quota that holds by then."""
+    doors, work = tmp_path / "doors", tmp_path / "work"
+    program = RANK + f"import os, time\nwhile not os.path.exists({str(work)!r}): time.sleep(0.1)\nwhile True: pass"
+    with process(program) as pid:
+        until(lambda: has_door(doors, pid))
+        quiet = Want(cpu=Amount(amount=0.2), look_s=0.05)
+        assert act.deflate(str(pid), quiet).not_asked == "it was idle"
+        work.touch()
+        time.sleep(0.3)
+        seen = act.deflate(str(pid), Want(cpu=Amount(amount=0.1), look_s=0.5))
+        assert seen.speed is not None, "it works now, and is asked"
+        (known,) = journal.all_of_them()
+        assert known.busy_cores is None, "as much as the quota let it: not what it would use"
+
+
+def test_a_second_deflation_keeps_the_time_of_the_first(cli: Cli) -> None:
+    with process(IDLE) as pid:
+        act.deflate(str(pid), Want(cpu=Amount(amount=0.5), look_s=0.0, for_s=3600))
+        (first,) = journal.all_of_them()
+        done = act.deflate(str(pid), Want(cpu=Amount(amount=0.3), look_s=0.0))
+        (second,) = journal.all_of_them()
+        assert first.until == second.until == done.until is not None
+        assert "until" in cli("deflate").stdout
+        assert act.deflate(str(pid), Want(cpu=Amount(amount=0.3), look_s=0.0, for_s=60)).until != first.until
+
+
+def test_a_quota_that_no_longer_fits_around_is_as_much_as_fits() -> None:
+    """Version 1 refuses a quota above that of the group around, which may have been cut meanwhile."""
+    name = f"stallwise-test-{os.getpid()}"
+    with process(IDLE) as pid, group(name) as outer, group(f"{name}/in") as inner:
+        (inner / "cgroup.procs").write_text(str(pid))
+        (inner / "cpu.cfs_quota_us").write_text("80000")
+        act.deflate(f"{name}/in", Want(cpu=Amount(amount=0.5), look_s=0.0))
+        (outer / "cpu.cfs_quota_us").write_text("60000")
+        (said,) = act.undo(f"{name}/in")
+        assert said.endswith("had a quota of 0.8 cores, and a group around it has 0.6 now: it has as much.")
+        assert (inner / "cpu.cfs_quota_us").read_text() == "60000\n"
+        assert (inner / "cpu.cfs_period_us").read_text() == "100000\n"
+        assert not list(journal.all_of_them())
+        (CPU / "cgroup.procs").write_text(str(pid))
+
+
+@pytest.mark.parametrize("doing", ["undo", "deflate"])
+def test_what_the_kernel_refuses_is_a_sentence_and_the_quota_stays(doing: str) -> None:
+    name = f"stallwise-test-{os.getpid()}"
+    with process(IDLE) as pid, group(name) as own:
+        (own / "cgroup.procs").write_text(str(pid))
+        act.deflate(name, Want(cpu=Amount(amount=0.5), look_s=0.0))
+        kill_keeper()
+        (known,) = journal.all_of_them()
+        wrong = [replace(hold, before={**hold.before, "cpu.cfs_quota_us": "1"}) for hold in known.holds]
+        replace(known, holds=tuple(wrong), until=time.time() - 1).write()
+        with pytest.raises(InputError, match=r"Invalid argument|refuses this quota"):
+            act.undo(name) if doing == "undo" else act.deflate(name, HALF)
+        assert (own / "cpu.cfs_quota_us").read_text() == "5000\n", "not without one"
+        replace(known, until=time.time() - 1).write()
+        act.undo(name)
+        (CPU / "cgroup.procs").write_text(str(pid))
+
+
+def test_the_keeper_lives_by_a_relative_path_and_one_that_cannot_is_said(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    source = Path(act.__file__).parents[2]
+    program = (
+        "import sys\nfrom stallwise.deflate import act\n"
+        "act.deflate(sys.argv[1], act.Want(cpu=act.Amount(amount=0.5), look_s=0.0))"
+    )
+    with process(IDLE) as pid:
+        # A Python that finds the package by that path alone.
+        environment = {**os.environ, "PYTHONPATH": os.pathsep.join([source.name, sysconfig.get_path("purelib")])}
+        command = [getattr(sys, "_base_executable", sys.executable), "-c", program, str(pid)]
+        subprocess.run(command, env=environment, cwd=source.parent, check=True)
+        (known,) = journal.all_of_them()
+        assert known.keeper is not None
+        act.undo(str(pid))
+        monkeypatch.setattr(sys, "executable", "/bin/false")
+        with pytest.raises(InputError, match=r"keeper that would undo it .* does not start .*Nothing was changed"):
+            act.deflate(str(pid), HALF)
+        assert nothing_left(pid)
+
+
+def test_who_was_asked_by_a_deflation_that_failed_is_asked_no_more(tmp_path: Path) -> None:
+    doors, name = tmp_path / "doors", f"stallwise-test-{os.getpid()}"
+    waits = RANK + "import time\ntime.sleep(600)"
+    with group(name) as own, process(waits) as one, process(waits) as two:
+        until(lambda: has_door(doors, one) and has_door(doors, two))
+        (own / "cgroup.procs").write_text(str(one))
+        act.deflate(name, Want(speed=0.5, look_s=0.0))
+        (before,) = journal.all_of_them()
+        (own / "cgroup.procs").write_text(str(two))
+        target = act._target(name, PROC)
+        now = replace(before, speed=0.3, asked_pids=tuple(sorted((one, two))))
+        now.write()
+        act._ask(now)
+        assert read_ask(doors, two) == Ask(speed=0.3)
+        assert act._taken_back(target, []) == "Nothing was changed."
+        assert (read_ask(doors, one), read_ask(doors, two)) == (Ask(speed=0.5), None)
+        act.undo(name)
+        for pid in (one, two):
+            (CPU / "cgroup.procs").write_text(str(pid))
+
+
+def test_the_command_says_that_it_looks(cli: Cli) -> None:
+    with process(IDLE) as pid:
+        said = cli("deflate", str(pid), "--cpu", "50%", "--for", "1h")
+        assert said.stderr == f"Looking for 2 s at what {pid} uses …\n"
+        assert "until" in said.stdout
+
+
+@pytest.mark.parametrize("words", [("--undo",), ("--cpu", "50%"), ("--batch", "50%"), ("--no-cooperative",)])
+def test_options_without_anybody_are_refused(ask: Cli, words: tuple[str, ...]) -> None:
+    assert "Say whom" in ask("deflate", *words, code=2).stderr
 
 
 def test_a_process_that_ended_meanwhile_is_gone() -> None:

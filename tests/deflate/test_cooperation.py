@@ -15,7 +15,7 @@ from torch.nn.parallel import DistributedDataParallel
 from torch.utils.data import DataLoader
 from torch.utils.data.distributed import DistributedSampler
 
-from stallwise.deflate.door import Ask, Door, doors, read_ask, sweep, trusted, withdraw, write_ask
+from stallwise.deflate.door import Ask, Door, doors, folder_of, read_ask, sweep, trusted, withdraw, write_ask
 from stallwise.elastic.order import Resumable, dealt
 from stallwise.elastic.place import Scratch
 from stallwise.elastic.shares import Parts
@@ -214,6 +214,32 @@ class TestDoor:
         door.close()
         assert list(folder.iterdir()) == []
 
+    def test_a_rank_tells_how_long_its_steps_are(self, folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+        door, now_s = Door(1, 2), 100.0
+        monkeypatch.setattr("stallwise.deflate.door.time.monotonic", lambda: now_s)
+        door.open(8, "")
+        assert next(doors(folder)).step_s is None
+        for _ in range(8):
+            now_s += 0.25
+            door.asked()
+        assert next(doors(folder)).step_s == pytest.approx(0.25)
+        for _ in range(10):
+            now_s += 0.5
+            door.asked()
+        assert next(doors(folder)).step_s == pytest.approx(0.5), "of the last"
+        door.open(8, "")
+        assert next(doors(folder)).step_s == pytest.approx(0.5), "the next epoch's are like it"
+
+    def test_the_folder_is_the_same_for_a_job_and_for_who_deflates_it(self, monkeypatch: pytest.MonkeyPatch) -> None:
+        """A batch system gives every job a TMPDIR of its own, which whoever deflates it does not have."""
+        monkeypatch.delenv("STALLWISE_DOORS", raising=False)
+        found = []
+        for folder in ("/scratch/job7", "/scratch/job8"):
+            monkeypatch.setenv("TMPDIR", folder)
+            monkeypatch.setattr("tempfile.tempdir", None)
+            found.append(folder_of(1000))
+        assert len(set(found)) == 1
+
     def test_nonsense_asks_for_nothing(self, folder: Path) -> None:
         Door(0, 1)
         for text in ("", "{", '{"speed": 0}', '{"speed": "half"}', "[]", '{"rank": 1}'):
@@ -228,7 +254,14 @@ class TestDoor:
         Door(0, 1).open(8, "")
         (known,) = doors(folder)
         path = folder / f"{os.getpid()}.door.json"
-        for changed in ({"world": "2"}, {"batch": 1.5}, {"why": "\x1b[2J"}, {"why": None}, {"pid": [1]}):
+        for changed in (
+            {"world": "2"},
+            {"batch": 1.5},
+            {"why": "\x1b[2J"},
+            {"why": None},
+            {"pid": [1]},
+            {"step_s": -1.0},
+        ):
             path.write_text(json.dumps({**asdict(known), **changed}))
             assert list(doors(folder)) == [], changed
         path.unlink()

@@ -57,6 +57,34 @@ def test_memory_is_answered_where_the_data_is_known(ask: Cli, run: Path) -> None
     assert "says nothing about memory" in ask("deflate", str(run), "--memory", "50%", code=2).stderr
 
 
+def test_cores_and_memory_are_said_as_for_a_process(ask: Cli, run: Path) -> None:
+    whole = _json(ask, str(run))["cores"]
+    half, cores = (_json(ask, str(run), "--cpu", said)["asked"]["cpu"] for said in ("50%", f"{whole / 2}"))
+    assert half == cores == 0.5
+    assert _json(ask, str(run), "--cpu", "0.5")["asked"]["cpu"] == pytest.approx(min(1.0, 0.5 / whole)), "half a core"
+    assert "a part like 50% or a number of cores" in ask("deflate", str(run), "--cpu", "much", code=2).stderr
+
+
+@pytest.mark.parametrize("words", [("--batch", "50%"), ("--no-cooperative",)])
+def test_what_says_nothing_about_a_run_is_refused(ask: Cli, run: Path, words: tuple[str, ...]) -> None:
+    assert "are for a PID or CGROUP" in ask("deflate", str(run), "--cpu", "50%", *words, code=2).stderr
+
+
+def test_an_amount_of_memory_is_a_part_of_the_machines(run: Path) -> None:
+    from stallwise.cli.deflate import _kept
+
+    response = response_of(Run.open(run), 1e9)
+    assert response.memory is not None
+    half = f"{response.memory.bytes / 2 / 2**20}MiB"
+    kept = _kept({"cpu": None, "memory": half}, response)
+    assert kept is not None
+    assert kept.memory == pytest.approx(0.5)
+
+
+def test_no_data_is_refused(ask: Cli, run: Path) -> None:
+    assert "more than 0 bytes" in ask("deflate", str(run), "--dataset", "0", code=2).stderr
+
+
 def test_the_page_says_slack_and_choice(ask: Cli, run: Path) -> None:
     said = ask("deflate", str(run), "--cpu", "20%", "--for", "10min").stdout
     for word in ("slack", "the knee is at", "limited", "cooperative", "deflate: over 10.0 min", "assumed"):

@@ -5,7 +5,7 @@ from itertools import pairwise
 from hypothesis import given
 from hypothesis import strategies as st
 
-from stallwise.model.critical import On, Piece, RankWork, Segment, Wait, by_kind, critical_path
+from stallwise.model.critical import On, Piece, RankWork, Segment, Wait, critical_path
 
 
 def piece(start: int, end: int, launch: int | None = None, meets: int | None = None, on: On = On.COMPUTE) -> Piece:
@@ -97,4 +97,3 @@ def test_segments_lie_end_to_end(
     assert found[0].start_ns == 0
     assert found[-1].end_ns == 130
     assert all(one.end_ns == two.start_ns for one, two in pairwise(found))
-    assert sum(by_kind(found).values()) == 130

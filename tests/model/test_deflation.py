@@ -11,6 +11,7 @@ from stallwise.errors import InputError
 from stallwise.model.datapath import LoaderWork
 from stallwise.model.deflation import (
     RESOURCES,
+    WORTH,
     Kept,
     Memory,
     Pressure,
@@ -18,6 +19,7 @@ from stallwise.model.deflation import (
     Response,
     choose,
     knee,
+    parts_for,
     shares,
     speed_kept,
 )
@@ -112,12 +114,35 @@ def test_less_is_never_faster_and_bounds_hold_it(resource: Resource, one: float,
         assert point.high_s >= point.step_s * (1 - 1e-9)
 
 
-@given(st.floats(min_value=0.05, max_value=1.0))
-def test_helping_is_never_slower_and_keeps_the_batch(kept: float) -> None:
-    point, parts = FOUR.cooperative(Kept(cpu=kept))
-    assert point.step_s <= FOUR.at(Kept(cpu=kept)).step_s * (1 + 1e-9)
+@given(st.sampled_from(RESOURCES), st.floats(min_value=0.05, max_value=1.0), st.sampled_from([0.0, 0.01, 0.08]))
+def test_helping_is_never_slower_and_keeps_the_batch(resource: Resource, kept: float, process_s: float) -> None:
+    response = replace(FOUR, memory=MEMORY, process_s=process_s, _consumed=FOUR._consumed)
+    left = replace(Kept(), **{resource: kept})
+    bare_s = response.at(left).step_s
+    point, parts = response.cooperative(left)
     assert sum(parts) == pytest.approx(4)
     assert parts[-1] <= parts[0]
+    assert point.step_s == bare_s if parts == (1.0,) * 4 else point.step_s <= (1 - WORTH) * bare_s
+
+
+def test_the_exchange_is_slow_for_all_ranks_where_it_is_for_one() -> None:
+    """With 5 % of one rank's bandwidth the exchange is what takes the time, and no part of a batch shortens it."""
+    left = Kept(bandwidth=0.05)
+    point, parts = FOUR.cooperative(left)
+    assert (point.step_s, parts) == (FOUR.at(left).step_s, (1.0,) * 4)
+    assert FOUR.at(Kept(), 1.0, 0.05).step_s == pytest.approx(FOUR.at(left).step_s), "its loader binds nowhere"
+
+
+@pytest.mark.parametrize("cores", [2.0, 0.6, 0.55, 0.5, 0.4, 0.3, 0.2, 0.1])
+def test_prediction_and_actuator_deal_the_same_parts(cores: float) -> None:
+    """Where all of a step grows with the batch, speeds say all there is: those of `deflate`, cores left over used."""
+    job = replace(JOB, trace=replace(TRACE, update_s=0.0), gpus=2)
+    at_once = replace(FABRIC, between=link_of_rate(1e15, 0.0, "given"))
+    two = Response(job=job, fabric=at_once, cores=2.0, cpu_s=0.048)
+    whole_s = two.at(Kept()).step_s
+    _, parts = two.cooperative(Kept(cpu=cores / two.cores))
+    dealt = parts_for(32, (1.0, min(1.0, cores / (two.cpu_s / whole_s))))
+    assert tuple(round(16 * part) for part in parts) == dealt
 
 
 @given(st.floats(min_value=0, max_value=0.99), part)
@@ -167,6 +192,21 @@ def test_shares_by_hand_and_under_a_limit() -> None:
         shares(32, [1.0, 1.0], most=15)
     with pytest.raises(InputError, match="cannot be dealt"):
         shares(1, [1.0, 1.0])
+
+
+def test_parts_differ_only_where_it_pays() -> None:
+    assert shares(32, [1.0, 16 / 17]) == (17, 15), "which end no sooner than 16 and 16"
+    assert parts_for(32, [1.0, 16 / 17]) == (16, 16)
+    assert parts_for(32, [1.0, 0.90]) == (16, 16), "17 against 17.8: 4 %"
+    assert parts_for(32, [1.0, 0.88]) == (17, 15), "17 against 18.2: 6 %"
+    assert parts_for(32, [1.0, 0.5]) == shares(32, [1.0, 0.5])
+    assert parts_for(32, [0.5, 0.5]) == (16, 16)
+    assert parts_for(32, [1.0, 0.25], most=16) == (16, 16)
+
+
+def test_memory_of_no_data_is_refused() -> None:
+    with pytest.raises(InputError, match="--dataset"):
+        replace(MEMORY, dataset_bytes=0.0)
 
 
 def test_the_choice_by_hand() -> None:

@@ -10,7 +10,8 @@ from hypothesis import strategies as st
 from stallwise.errors import InputError, UnknownNameError
 from stallwise.model.collectives import Wire
 from stallwise.model.fabric import Fabric, link_of_rate
-from stallwise.model.frameworks import FRAMEWORKS, framework, framework_step
+from stallwise.model.frameworks import FRAMEWORKS, framework
+from stallwise.model.iteration import Loading
 from stallwise.model.merge import Exchange, gradients_of
 from stallwise.model.messages import Prices
 from stallwise.model.overlap import Overlap, Scheme, plan
@@ -231,7 +232,10 @@ def test_sparse_steps() -> None:
 @given(layer_traces(data=True), lines)
 def test_frameworks_are_edges_of_the_same_graph(trace: LayerTrace, exchange: Exchange) -> None:
     prices = two_links(exchange)
-    found = {name: framework_step(trace, prices, name).step_s for name in FRAMEWORKS}
+    found = {
+        name: predict_step(trace, prices, preset.overlap, Loading(workers=1, copy=preset.copy)).step_s
+        for name, preset in FRAMEWORKS.items()
+    }
     # Formulas of the reference, 1.2: everything serial but reading; wait-free without and with the copy in front.
     each = math.fsum(exchange(layer.gradient_bytes) for layer in trace.layers)
     assert found["cntk"] == near(max(trace.read_s, trace.copy_s + compute_s(trace) + each), rel=1e-9, abs=1e-12)

@@ -1,5 +1,6 @@
 """A run as a layer file and back: the same step graph, whatever the run."""
 
+import gzip
 import json
 from collections.abc import Callable
 from pathlib import Path
@@ -109,10 +110,17 @@ Change = Callable[[dict[str, object]], object]
         (lambda d: d["layers"][0].update(forward_s=-1.0), "forward_s"),
         (lambda d: d["layers"][0].update(name=d["layers"][1]["name"]), "two layers called"),
         (lambda d: d["layers"][0].update(comm_s=1.0), "Give it to stallwise whatif"),
-        (lambda d: d["overlap"].update(accumulate=0), "at least 1"),
+        (lambda d: d["overlap"].update(accumulate=0), "accumulate is 0; it must be a whole number from 1"),
+        (lambda d: d["overlap"].update(accumulate=10**9), "accumulate is 1000000000"),
+        (lambda d: d["overlap"].update(bucket_bytes=10**30), "bucket_bytes is"),
+        (lambda d: d["layers"][0].update(gradient_bytes=10**400), "gradient_bytes of"),
         (lambda d: d["overlap"].update(first_bucket_bytes=-1), "first_bucket_bytes is -1"),
         (lambda d: d["overlap"].update(scheme="magic"), "not 'magic'"),
         (lambda d: d.update(gpus=0), "gpus is 0"),
+        (lambda d: d.update(gpus=10**400), "gpus is"),
+        (lambda d: d.update(gpus=10**12), "gpus is 1e\\+12; it must be a whole number from 1 to 1,000,000"),
+        (lambda d: d.update(gpus_per_node=10**12), "gpus_per_node is"),
+        (lambda d: d.update(workers=10**12), "workers is"),
     ],
 )
 def test_a_wrong_file_is_one_sentence(imported: Run, tmp_path: Path, change: Change, words: str) -> None:
@@ -123,6 +131,34 @@ def test_a_wrong_file_is_one_sentence(imported: Run, tmp_path: Path, change: Cha
     with pytest.raises(InputError, match=words.replace("|", r"\|")):
         write_layer_run(read_layer_file(path), path, tmp_path / "again")
     assert not (tmp_path / "again" / "manifest.json").exists()
+
+
+def test_what_the_file_does_not_say_may_be_said(imported: Run, tmp_path: Path) -> None:
+    path = export_layers(imported, tmp_path / "layers.json").path
+    content = json.loads(path.read_text())
+    path.write_text(json.dumps(content | dict.fromkeys(("samples", "gpus", "gpus_per_node"))))
+    given = Given(name="tiny", samples=64, world_size=4, gpus_per_node=2)
+    manifest = write_layer_run(read_layer_file(path), path, tmp_path / "again", given)
+    job = job_of(Run.open(tmp_path / "again"))
+    assert (manifest.job.script, job.samples, job.gpus, job.gpus_per_node) == ("tiny", 64, 4, 2)
+
+
+@pytest.mark.parametrize("given", [Given(samples=33), Given(world_size=3), Given(gpus_per_node=1)])
+def test_what_the_file_says_otherwise_is_refused(imported: Run, tmp_path: Path, given: Given) -> None:
+    path = export_layers(imported, tmp_path / "layers.json").path
+    document = read_layer_file(path)
+    with pytest.raises(InputError, match=r"and its times are of that; leave --\S+ out"):
+        write_layer_run(document, path, tmp_path / "again", given)
+    same = Given(samples=32, world_size=2, gpus_per_node=2)
+    write_layer_run(document, path, tmp_path / "again", same)
+
+
+def test_a_packed_layer_file_is_read_everywhere(imported: Run, tmp_path: Path) -> None:
+    path = export_layers(imported, tmp_path / "layers.json").path
+    packed = tmp_path / "layers.json.gz"
+    packed.write_bytes(gzip.compress(path.read_bytes()))
+    assert read_layer_file(packed) == read_layer_file(path)
+    assert read_layers(packed).layers == read_layers(path).layers
 
 
 def test_a_run_without_layers_says_so(tmp_path: Path) -> None:

@@ -1,14 +1,19 @@
 """The stand-in networks have the tensors of the real ones, and take the time they are told to."""
 
+import os
+import subprocess
 import time
+from pathlib import Path
+from typing import Any
 
 import msgspec
 import pytest
 import torch
 
 from stallwise.model.merge import Gradients, ddp_buckets, message_bytes
-from stallwise.record.study import Settings, study_of
-from stallwise.record.study_net import SleepingNetwork, scaled_elements
+from stallwise.record.processes import is_alive
+from stallwise.record.study import AS_IS, Settings, _command, _environment, _launch, study_of
+from stallwise.record.study_net import SleepingNetwork
 from stallwise.record.study_samples import Measured
 from stallwise.workload.families import network
 
@@ -19,7 +24,7 @@ def test_every_tensor_is_there_at_its_size_and_gets_a_gradient() -> None:
     shape = network("resnet18")
     made = SleepingNetwork(shape, scale=SCALE, s_per_mac=0.0)
     sizes = [parameter.numel() for parameter in made.parameters()]
-    assert sizes == [scaled_elements(tensor, SCALE) for tensor in shape.tensors]
+    assert sizes == [tensor.scaled(SCALE) for tensor in shape.tensors]
     made(torch.ones(1, requires_grad=True)).sum().backward()
     assert all(p.grad is not None and p.grad.shape == p.shape for p in made.parameters())
     assert sum(sizes) == pytest.approx(shape.parameters / SCALE, rel=0.01)
@@ -38,9 +43,35 @@ def test_layers_sleep_for_their_work() -> None:
     assert 0.10 <= end_s - middle_s < 1.0
 
 
+def test_stopped_between_two_ranks_none_is_left(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    begun: list[subprocess.Popen[bytes]] = []
+
+    def interrupted(*words: Any, **options: Any) -> "subprocess.Popen[bytes]":
+        if begun:
+            raise KeyboardInterrupt
+        begun.append(start(*words, **options))
+        return begun[0]
+
+    start = subprocess.Popen
+    monkeypatch.setattr(subprocess, "Popen", interrupted)
+    settings = Settings(networks=("alexnet",), rates=(AS_IS,))
+    with pytest.raises(KeyboardInterrupt):
+        _launch(settings, tmp_path, AS_IS, (None, None), settings.networks, lambda: None)
+    assert not is_alive(begun[0].pid)
+
+
+def test_a_rank_whose_study_is_gone_measures_nothing(tmp_path: Path) -> None:
+    settings = Settings(networks=("alexnet",), rates=(AS_IS,))
+    words = _command(settings, tmp_path, AS_IS, None, settings.networks)
+    words[words.index("--parent") + 1] = str(os.getppid())
+    done = subprocess.run(words, env=_environment(0, 1, None, 1), capture_output=True, text=True, check=False)
+    assert (done.returncode, done.stderr) == (2, "The study that started this rank is gone.\n")
+    assert not list(tmp_path.iterdir())
+
+
 def sample(name: str, stall_s: float) -> Measured:
     """As DDP would bucket it, with a tenth of a second of backward."""
-    sizes = tuple(max(1, tensor.elements // SCALE) * 4 for tensor in network(name).tensors[::-1])
+    sizes = tuple(tensor.scaled(SCALE) * 4 for tensor in network(name).tensors[::-1])
     made = Gradients(tuple(range(len(sizes))), (0.0,) * len(sizes), sizes)
     runs = ddp_buckets(made, first_bytes=2**20 // SCALE, bucket_bytes=25 * 2**20 // SCALE)
     return Measured(

@@ -33,6 +33,13 @@ def test_a_missing_rank_is_named(tmp_path: Path) -> None:
     assert Run.open(tmp_path).table("steps")["rank"].unique(maintain_order=True).to_list() == [0, 2]
 
 
+def test_a_number_of_ranks_that_no_memory_holds(tmp_path: Path) -> None:
+    begin(tmp_path, ranks=10**15)
+    write_rank(tmp_path, 1, [0.1])
+    said = join(tmp_path).partial_reason
+    assert said == f"Ranks 0, 2, 3, 4, 5, 6, 7, 8 and {10**15 - 9} more of {10**15} left no record."
+
+
 def test_no_rank_at_all(tmp_path: Path) -> None:
     begin(tmp_path, ranks=12)
     manifest = join(tmp_path, reason="The launcher was interrupted.")

@@ -62,11 +62,10 @@ def _not_restored() -> float:
 
 
 def _below_minimum() -> float:
-    rules: tuple[Rule, ...] = ("minimum", "priority-minimum", "deterministic")
     return float(
         sum(
             held < holder.least
-            for rule in rules
+            for rule in RULES
             for r in _amounts(rule)
             for held, holder in zip(Pool(holders=_HOLDERS, rule=rule, taken=r).held, _HOLDERS, strict=True)
         )

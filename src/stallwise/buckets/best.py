@@ -10,9 +10,8 @@ from stallwise.model.fabric import Fabric
 from stallwise.model.overlap import Overlap
 from stallwise.model.whatif import Answer, Change, Job, what_if
 from stallwise.record.setup import Asked, setup_of
-from stallwise.workload.layers import Layer, is_bucket, is_unnamed
+from stallwise.workload.layers import Layer, is_bucket, is_unnamed, plain_name
 
-_PREFIXES = ("module.", "_orig_mod.")
 # Less than this part of a step is within what the model is off by.
 WORTHWHILE = 0.01
 
@@ -61,6 +60,11 @@ def best_buckets(job: Job, change: Change, fabric: Fabric | None, gpus: int | No
     overlap = change.overlap or job.overlap
     if overlap.scheme != "ddp":
         raise InputError(f"Buckets are DDP's; overlap {overlap.scheme!r} has none that could be planned.")
+    if overlap.sparse is not None or overlap.through != "all-reduce":
+        raise InputError(
+            "Buckets are planned for all-reduces of whole gradients. Leave --compress topk and gtopk, and parameter "
+            "servers, out."
+        )
     planned = replace(change, overlap=replace(overlap, scheme="optimal"))
     trace = replace(job.trace, layers=tuple(_scaled(layer, change) for layer in job.trace.layers))
     gradients = merge.gradients_of(trace)
@@ -93,7 +97,7 @@ def _forecast(best: Answer, own: Answer, job: Job, change: Change, fabric: Fabri
 
 
 def _plan(job: Job, gradients: merge.Gradients, runs: merge.Merge, gpus: int, forecast: Forecast) -> BucketPlan:
-    names = [_bare(job.trace.layers[index].name) for index in gradients.layers]
+    names = [plain_name(job.trace.layers[index].name) for index in gradients.layers]
     return BucketPlan(
         source=job.name,
         gpus=gpus,
@@ -103,10 +107,3 @@ def _plan(job: Job, gradients: merge.Gradients, runs: merge.Merge, gpus: int, fo
         named=not any(map(is_unnamed, names)),
         forecast=forecast,
     )
-
-
-def _bare(name: str) -> str:
-    """The name in the module before DDP and torch.compile wrapped it."""
-    for prefix in _PREFIXES:
-        name = name.removeprefix(prefix)
-    return name

@@ -28,6 +28,7 @@ from torch.nn.parallel import DistributedDataParallel
 
 from stallwise.buckets.plan import BucketPlan, read_plan
 from stallwise.errors import InputError
+from stallwise.workload.layers import plain_name
 
 Way = Literal["limits", "hook"]
 _MIB = 1024 * 1024
@@ -45,7 +46,7 @@ def planned_ddp(
     cannot be (a parameter that the plan does not know, `find_unused_parameters`) is an `InputError`.
     """
     planned = plan if isinstance(plan, BucketPlan) else read_plan(plan)
-    trained = {name: p for name, p in module.named_parameters() if p.requires_grad}
+    trained = _trained(module, planned)
     _check(planned, trained, options)
     taken = way or ("limits" if has_limits() and _alike(trained) else "hook")
     if taken == "hook" and not planned.named:
@@ -95,8 +96,7 @@ def carried_out(model: DistributedDataParallel) -> CarriedOut:
     if made is None:
         raise InputError("This model was not made by planned_ddp, so there is no plan to compare it with.")
     planned, way = made
-    parameters = {name: p for name, p in model.module.named_parameters() if p.requires_grad}
-    wanted = _planned_bytes(planned, parameters)
+    wanted = _planned_bytes(planned, _trained(model.module, planned))
     found = CarriedOut(way=way, planned_bytes=wanted, real_bytes=_real_bytes(model, way, wanted))
     if found.as_planned is False:
         warnings.warn(
@@ -182,6 +182,16 @@ def _first(done: torch.futures.Future[list[torch.Tensor]]) -> torch.Tensor:
 
 def _join(state: Joined, bucket: dist.GradBucket) -> torch.futures.Future[torch.Tensor]:  # type: ignore[name-defined]
     return state.add(bucket.parameters(), bucket.buffer())
+
+
+def _trained(module: nn.Module, plan: BucketPlan) -> dict[str, nn.Parameter]:
+    """Trained parameters by the plan's names: those of the bare module, before compile or checkpointing wrapped it."""
+    found: dict[str, nn.Parameter] = {}
+    for name, parameter in module.named_parameters():
+        if parameter.requires_grad:
+            plain = name if name in plan.parameters else plain_name(name)
+            found[name if plain in found else plain] = parameter
+    return found
 
 
 def _check(plan: BucketPlan, trained: Mapping[str, nn.Parameter], options: Mapping[str, Any]) -> None:

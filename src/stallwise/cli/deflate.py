@@ -10,7 +10,7 @@ from stallwise.errors import InputError
 
 if TYPE_CHECKING:
     from stallwise.deflate.act import Amount
-    from stallwise.model.deflation import Kept, Pressure
+    from stallwise.model.deflation import Kept, Pressure, Response
 
 
 def deflate(
@@ -54,11 +54,15 @@ def deflate(
     (no rights, below the least quota, unusable input); nothing was changed.
     """
     if target is None:
+        if undo or not cooperative or any(said is not None for said in (cpu, memory, bandwidth, gpu, batch, lasts)):
+            raise InputError("Say whom: a RUN, a PID or a CGROUP, before the options. Without any of them it lists.")
         _list(as_json)
     elif undo:
         _undo(target)
     elif not target.isdigit() and (Path(target) / "manifest.json").exists():
-        kept = _kept(cpu, memory, bandwidth, gpu)
+        if batch is not None or not cooperative:
+            raise InputError("--batch and --no-cooperative are for a PID or CGROUP. Of a RUN both ways are shown.")
+        kept = {"cpu": cpu, "memory": memory, "bandwidth": bandwidth, "gpu": gpu}
         _plan(Path(target), kept, _pressure(lasts, restart, again), dataset, as_json)
     else:
         if bandwidth is not None or gpu is not None:
@@ -82,9 +86,10 @@ def _list(as_json: bool) -> None:
 def _undo(target: str) -> None:
     from stallwise.deflate import act
 
-    for sentence in act.undo(target):
+    said = act.undo(target)
+    for sentence in said:
         typer.echo(sentence, err=True)
-    typer.echo(f"{target} has everything back.")
+    typer.echo(f"{target} has back what there is." if said else f"{target} has everything back.")
 
 
 def _act(
@@ -111,7 +116,7 @@ def _act(
         for_s=None if lasts is None else parse_seconds(lasts),
     )
     try:
-        done = act.deflate(target, want)
+        done = act.deflate(target, want, tell=lambda sentence: typer.echo(sentence, err=True))
     except act.GoneError as error:
         raise no(str(error)) from None
     answer(lambda: done, lambda: draw_done(done), as_json=as_json)
@@ -137,12 +142,23 @@ def _some(name: str, value: float) -> float:
     return value
 
 
-def _kept(cpu: str | None, memory: str | None, bandwidth: str | None, gpu: str | None) -> "Kept | None":
+def _kept(said: dict[str, str | None], response: "Response") -> "Kept | None":
+    """What is left of each resource, by the same words as for a process: a part, or an amount of cores or memory."""
     from stallwise.model.deflation import Kept
-    from stallwise.units import parse_share
+    from stallwise.units import parse_bytes, parse_share
 
-    said = {"cpu": cpu, "memory": memory, "bandwidth": bandwidth, "gpu": gpu}
-    parts = {name: _some(f"--{name}", parse_share(text)) for name, text in said.items() if text is not None}
+    had = {"cpu": response.cores, "memory": None if response.memory is None else response.memory.bytes}
+    parts = {}
+    for name, text in said.items():
+        if text is None:
+            continue
+        whole = had.get(name)
+        if whole is None and name == "memory":
+            response.curve("memory", ())  # says why not
+        if whole is None:
+            parts[name] = _some(f"--{name}", parse_share(text))
+        else:
+            parts[name] = _amount(f"--{name}", text, parse_bytes if name == "memory" else float).of(whole) / whole
     return Kept(**parts) if parts else None
 
 
@@ -155,14 +171,16 @@ def _pressure(lasts: str | None, restart: str, again: str) -> "Pressure | None":
     return Pressure(lasts_s=parse_seconds(lasts), restart_s=parse_seconds(restart), again_s=parse_seconds(again))
 
 
-def _plan(path: Path, kept: "Kept | None", pressure: "Pressure | None", dataset: str | None, as_json: bool) -> None:
+def _plan(
+    path: Path, said: dict[str, str | None], pressure: "Pressure | None", dataset: str | None, as_json: bool
+) -> None:
     from stallwise.deflate.response import outlook_of, response_of
     from stallwise.report.deflate import draw_outlook
     from stallwise.run.reader import Run
     from stallwise.units import parse_bytes
 
-    if pressure is not None and kept is None:
+    if pressure is not None and not any(said.values()):
         raise InputError("--for asks whether to deflate: say by how much, with --cpu, --memory, --bandwidth or --gpu.")
     response = response_of(Run.open(path), None if dataset is None else parse_bytes(dataset))
-    found = outlook_of(response, kept, pressure)
+    found = outlook_of(response, _kept(said, response), pressure)
     answer(lambda: found, lambda: draw_outlook(found), as_json=as_json)

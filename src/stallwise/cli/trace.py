@@ -77,6 +77,7 @@ def show(
     if len(traces) == 1 and (traces[0] / "manifest.json").is_file():
         found = view_of(Run.open(traces[0]))
     else:
+        _require_ranks(traces)
         with tempfile.TemporaryDirectory(prefix="stallwise-") as folder:
             _imported(traces, Path(folder) / "run", Given(gpus_per_node=gpus_per_node))
             found = view_of(Run.open(Path(folder) / "run"))
@@ -126,23 +127,34 @@ def _imported(paths: list[Path], out: Path, given: "Given") -> "Manifest":
     if (out / "manifest.json").exists():
         raise InputError(f"{out} already holds a run. Choose another folder with -o, or remove it first.")
     files = find_traces(paths)
-    if len(files) == 1 and _is_layer_file(files[0]):
+    if _is_layer_file(files):
         return _imported_layers(files[0], out, given)
     return write_run(read_traces(files), out, given)
 
 
-def _is_layer_file(path: Path) -> bool:
+def _require_ranks(paths: list[Path]) -> None:
+    from stallwise.run.readers.trace_files import find_traces
+
+    files = find_traces(paths)
+    if _is_layer_file(files):
+        raise InputError(
+            f"{files[0]} is a layer file: one step without ranks, so there is nothing to show of them. Use stallwise "
+            "whatif, or import it and use stallwise report."
+        )
+
+
+def _is_layer_file(files: list[Path]) -> bool:
     from stallwise.run.readers.kineto_events import read_first
     from stallwise.run.readers.layer_file import FORMAT
 
-    return FORMAT.encode() in read_first(path, 4096)
+    return len(files) == 1 and FORMAT.encode() in read_first(files[0], 4096)
 
 
 def _imported_layers(path: Path, out: Path, given: "Given") -> "Manifest":
     from stallwise.record.layer_run import write_layer_run
     from stallwise.run.readers.layer_file import read_layer_file
 
-    return write_layer_run(read_layer_file(path), path, out, given.name)
+    return write_layer_run(read_layer_file(path), path, out, given)
 
 
 def _imported_words(found: "Manifest", out: Path) -> str:

@@ -1,6 +1,6 @@
 """Carrying a deflation out: the job is asked first, then its control groups hold it to what is left.
 
-1. Look: who it is, what it may use and what it does use, which of its processes are ranks that can be asked.
+1. Look: who it is, what it may use, which of its processes are ranks that can be asked, and what it does use (`look`).
 2. Check: rights, the kernel's least quota, the memory that its processes hold. Nothing has changed so far.
 3. Write down what is (`journal`).
 4. Ask its ranks to take a smaller part of the global batch, by the speed that is left (`door`): min(1, cores / used).
@@ -14,22 +14,24 @@ import os
 import subprocess
 import sys
 import time
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 
-from stallwise.deflate import door, journal
+import stallwise
+from stallwise.deflate import door, journal, look
 from stallwise.deflate.cgroups import group_of, plain_name
 from stallwise.deflate.door import Ask, Rank
 from stallwise.deflate.journal import Journal
 from stallwise.deflate.limits import Amount as Amount
 from stallwise.deflate.limits import Plan, Target, cpu_plan, memory_plan
-from stallwise.deflate.processes import PROC, started_at, tree_of, used_s
+from stallwise.deflate.processes import PROC, started_at, tree_of
 from stallwise.errors import InputError, StallwiseError
 
 PERIOD_US = 10_000
-LOOK_S = 2.0
 _IDLE_CORES = 0.005
+_HELD = 0.9
+"""Who uses this much of a quota may be held by it, and would use more without."""
 
 
 class GoneError(StallwiseError):
@@ -46,7 +48,8 @@ class Want:
     """Ask ranks for this, whatever the quota."""
     cooperative: bool = True
     period_us: int = PERIOD_US
-    look_s: float = LOOK_S
+    look_s: float | None = None
+    """How long to look at what it uses; None: as long as needed."""
     for_s: float | None = None
 
 
@@ -66,41 +69,47 @@ class Done:
     not_asked: str
     """Why no rank was; empty where one was, or none was needed."""
     groups: tuple[str, ...]
+    until: float | None
+    """The clock's time at which it ends by itself."""
+    looked_s: float
+    """How long it was looked at before anything changed."""
 
 
-def deflate(name: str, want: Want, proc: Path = PROC) -> Done:
-    """Take what is too much from a process with all below it, or from a control group."""
+Tell = Callable[[str], None]
+
+
+def deflate(name: str, want: Want, proc: Path = PROC, tell: Tell | None = None) -> Done:
+    """Take what is too much from a process with all below it, or from a control group; `tell` what takes a while."""
     with journal.locked(_plain(name, proc)):
-        target = _target(name, proc)
-        sweep()
         try:
-            return _deflated(target, want, proc)
+            target = _target(name, proc)
+            sweep()
+            return _deflated(target, want, proc, tell)
         except OSError as error:
-            raise _sentence(error, target, "Nothing was changed.") from None
+            raise _sentence(error, name, "Nothing was changed.") from None
 
 
-def _deflated(target: Target, want: Want, proc: Path) -> Done:
+def _deflated(target: Target, want: Want, proc: Path, tell: Tell | None) -> Done:
     before = target.before or Journal(target=target.name, started=target.started)
     plans = _plans(target, want, proc)
     cores = next((plan.to for plan in plans if plan.group.controller == "cpu"), None)
-    busy = before.busy_cores
-    if busy is None and want.cpu is not None and not any(hold.controller == "cpu" for hold in before.holds):
-        busy = busy_cores(target.members(proc), want.look_s)
-        busy = busy if busy >= _IDLE_CORES else None
-    ranks, folder = _ranks(target, proc)
-    speed, why = _speed(want, ranks, cores, busy)
-    if want.cpu is None and want.speed is None and want.cooperative:
-        speed = before.speed  # memory alone changes nothing about it
+    ranks, folder = look.ranks_in(target, proc)
+    _check_ask(want, ranks)
+    begin_s = time.monotonic()
+    busy = _busy_cores(target, want, before, ranks, proc, tell)
+    looked_s = time.monotonic() - begin_s
+    speed, why = _speed(want, before, ranks, cores, busy)
     kept = replace(
         before,
         holds=(*before.holds, *(plan.hold for plan in plans if plan.new)),
-        busy_cores=busy,
+        busy_cores=busy if busy is None or _unheld(before, busy) else before.busy_cores,
         cores=cores if cores is not None else before.cores,
         memory_bytes=next((int(p.to) for p in plans if p.group.controller == "memory"), before.memory_bytes),
         asked=str(folder) if folder is not None else before.asked,
         asked_pids=_asked_pids(target, ranks, before) if folder is not None else before.asked_pids,
         speed=speed,
-        until=time.time() + want.for_s if want.for_s is not None else None,
+        batch=_explicit(want, before),
+        until=time.time() + want.for_s if want.for_s is not None else before.until,
     )
     _carry_out(kept, target, plans, proc)
     return Done(
@@ -114,7 +123,30 @@ def _deflated(target: Target, want: Want, proc: Path) -> Done:
         speed=speed,
         not_asked=why,
         groups=tuple(str(plan.group.path) for plan in plans),
+        until=kept.until,
+        looked_s=looked_s,
     )
+
+
+def _busy_cores(
+    target: Target, want: Want, before: Journal, ranks: Sequence[Rank], proc: Path, tell: Tell | None
+) -> float | None:
+    """What it uses when nothing is taken yet, also where only ranks are asked: later it could not be seen any more.
+
+    None where it is idle, which is no answer: the next deflation looks again.
+    """
+    if before.busy_cores is not None or (want.cpu is None and want.speed is None):
+        return before.busy_cores
+    look_s = look.long_enough_s(ranks) if want.look_s is None else want.look_s
+    if tell is not None:
+        tell(f"Looking for {look_s:.0f} s at what {target.name} uses …")
+    busy = look.busy_cores(lambda: target.members(proc), look_s)
+    return busy if busy >= _IDLE_CORES else None
+
+
+def _unheld(before: Journal, busy: float) -> bool:
+    """Whether an earlier deflation left it free to use what it was seen to."""
+    return before.speed is None and (before.cores is None or busy < _HELD * before.cores)
 
 
 def _plans(target: Target, want: Want, proc: Path) -> list[Plan]:
@@ -139,6 +171,11 @@ def undo(name: str) -> tuple[str, ...]:
             said = journal.undo(found)
         except PermissionError as error:
             raise InputError(f"No right to write {error.filename}. Undo it as the user who deflated it.") from None
+        except OSError as error:
+            raise InputError(
+                f"{name} has not everything back: {error.strerror} ({error.filename}). What was before is still known: "
+                "look at what is in the way, and --undo tries again."
+            ) from None
     return said if alive else (*said, f"{name} has ended; what was left of its deflation is removed.")
 
 
@@ -176,47 +213,48 @@ def _target(name: str, proc: Path) -> Target:
     return Target(plain, int(name), started, before)
 
 
-def busy_cores(pids: Sequence[int], look_s: float) -> float:
-    """Cores that processes keep busy, over a short look."""
-    before, begin_s = {pid: used_s(pid) for pid in pids}, time.monotonic()
-    time.sleep(look_s)
-    meanwhile_s = sum(max(0.0, used_s(pid) - then_s) for pid, then_s in before.items())
-    return meanwhile_s / (time.monotonic() - begin_s)
-
-
-def _ranks(target: Target, proc: Path) -> tuple[list[Rank], Path | None]:
-    """Ranks in the target that wait behind a door, and the folder of it: only one that is their user's own."""
-    try:
-        inside = set(target.members(proc))
-        uid = (PROC / str(target.pid or min(inside))).stat().st_uid
-        folder = door.folder_of(uid)
-        if not door.trusted(folder, uid):
-            return [], None
-        return [rank for rank in door.doors(folder) if rank.pid in inside], folder
-    except (OSError, ValueError):
-        return [], None
-
-
-def _speed(want: Want, ranks: Sequence[Rank], cores: float | None, busy: float | None) -> tuple[float | None, str]:
-    """What to ask for, or why nothing."""
+def _check_ask(want: Want, ranks: Sequence[Rank]) -> None:
+    """Whether there is somebody to hear an ask that was asked for by name."""
+    if want.speed is None:
+        return
     if not want.cooperative:
-        if want.speed is not None:
-            raise InputError("--batch asks the job's ranks, and --no-cooperative asks nobody. Give one of them.")
+        raise InputError("--batch asks the job's ranks, and --no-cooperative asks nobody. Give one of them.")
+    if not look.able(ranks):
+        raise InputError(f"No rank can be asked to take a part of the batch: {_unable(ranks)}. Nothing was changed.")
+
+
+def _unable(ranks: Sequence[Rank]) -> str:
+    why = next((rank.why for rank in ranks if rank.why), "")
+    return why or ("the job has one rank" if ranks else "no rank of a stallwise.elastic session is in it")
+
+
+def _speed(
+    want: Want, before: Journal, ranks: Sequence[Rank], cores: float | None, busy: float | None
+) -> tuple[float | None, str]:
+    """What to ask for, or why nothing: what was said now, else the stricter of what was said before and the quota's."""
+    if not want.cooperative:
         return None, "not wanted"
-    able = [rank for rank in ranks if rank.batch is not None and rank.world > 1]
     if want.speed is not None:
-        left = want.speed
-    elif cores is not None and busy:
-        left = min(1.0, cores / busy)
-    else:
-        return None, "nothing that ranks could help with is taken" if cores is None else "it was idle"
-    if not able:
-        why = next((rank.why for rank in ranks if rank.why), "")
-        why = why or ("the job has one rank" if ranks else "no rank of a stallwise.elastic session is in it")
-        if want.speed is not None:
-            raise InputError(f"No rank can be asked to take a part of the batch: {why}. Nothing was changed.")
-        return None, why
-    return (left, "") if left < 1.0 else (None, "what is left is enough")
+        return _if_less(want.speed)
+    if want.cpu is None:  # memory alone changes nothing about it
+        return before.speed, "" if before.speed is not None else "nothing that ranks could help with is taken"
+    if before.batch is None and not look.able(ranks):
+        return None, _unable(ranks)
+    told = [] if before.batch is None else [before.batch]
+    if cores is not None and busy:
+        return _if_less(min(cores / busy, *told, 1.0))
+    return _if_less(before.batch) if before.batch is not None else (None, "it was idle")
+
+
+def _if_less(speed: float) -> tuple[float | None, str]:
+    return (speed, "") if speed < 1.0 else (None, "what is left is enough")
+
+
+def _explicit(want: Want, before: Journal) -> float | None:
+    """What the ranks were asked for by name: stays until another is, or nobody is to be asked."""
+    if not want.cooperative:
+        return None
+    return before.batch if want.speed is None else want.speed
 
 
 def _asked_pids(target: Target, ranks: Sequence[Rank], before: Journal) -> tuple[int, ...]:
@@ -237,7 +275,7 @@ def _carry_out(kept: Journal, target: Target, plans: Sequence[Plan], proc: Path)
         _taken_back(target, plans)
         raise
     except OSError as error:
-        raise _sentence(error, target, _taken_back(target, plans)) from None
+        raise _sentence(error, target.name, _taken_back(target, plans)) from None
     if not kept.alive:
         journal.undo(kept)
         raise GoneError(f"{target.name} ended while it was deflated; what was made for it is removed.")
@@ -305,13 +343,14 @@ def _restore(before: Journal, now: Journal, plans: Sequence[Plan]) -> None:
     for plan in plans:
         if not plan.new:
             plan.group.write(plan.was)
-    _ask(replace(before, asked=now.asked, asked_pids=now.asked_pids))
+    for pid in set(now.asked_pids) - set(before.asked_pids):
+        door.withdraw(Path(now.asked or ""), pid)
+    _ask(before)
     # Who was moved meanwhile is known from now on, too.
     replace(before, holds=now.holds[: len(before.holds)], keeper=now.keeper, asked=now.asked).write()
 
 
-def _sentence(error: OSError, target: Target, now: str) -> StallwiseError:
-    name = target.name
+def _sentence(error: OSError, name: str, now: str) -> StallwiseError:
     if isinstance(error, PermissionError):
         return InputError(f"No right to write {error.filename}. Run this as root. {now}")
     if isinstance(error, FileNotFoundError | ProcessLookupError):
@@ -326,8 +365,17 @@ def _with_keeper(kept: Journal) -> Journal:
     if kept.keeper is not None and started_at(kept.keeper) is not None:
         return kept
     command = [sys.executable, "-m", "stallwise.deflate.keeper", kept.target]
-    known = {**os.environ, journal.FOLDER: str(journal.state_folder())}  # it lives in another folder
+    # It lives in another folder, from which relative paths lead nowhere.
+    paths = [str(Path(stallwise.__file__).absolute().parents[1]), os.environ.get("PYTHONPATH", "")]
+    known = {
+        **os.environ,
+        journal.FOLDER: str(journal.state_folder()),
+        "PYTHONPATH": os.pathsep.join(filter(None, paths)),
+    }
     begun = subprocess.run(
         command, stdin=subprocess.DEVNULL, capture_output=True, text=True, cwd="/", env=known, check=False
     )
-    return replace(kept, keeper=int(begun.stdout) if begun.stdout.strip().isdigit() else None)
+    if not begun.stdout.strip().isdigit():
+        why = begun.stderr.strip().splitlines()[-1:] or [f"code {begun.returncode}"]
+        raise InputError(f"The keeper that would undo it in the end does not start ({why[0]}). Nothing was changed.")
+    return replace(kept, keeper=int(begun.stdout))

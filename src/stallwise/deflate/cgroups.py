@@ -23,6 +23,7 @@ Controller = Literal["cpu", "memory"]
 LEAST_QUOTA_US = 1000
 """The kernel takes no shorter quota, and no shorter period."""
 LONGEST_PERIOD_US = 1_000_000
+_KERNEL_PERIOD_US = 100_000
 _OTHER_LIMITS = ("memory.high", "memory.swap.max", "pids.max", "io.max", "cpuset.cpus", "cpuset.mems")
 
 
@@ -127,11 +128,14 @@ def _put(path: Path, text: str) -> None:
 
 def quota_of(limits: dict[str, str], version: int) -> float | None:
     """The cores that limits allow; None: no limit."""
-    if version == 1:
-        quota, period = limits.get("cpu.cfs_quota_us", "-1"), limits.get("cpu.cfs_period_us", "100000")
-    else:
-        quota, period = limits.get("cpu.max", "max 100000").split()
-    return None if quota in ("-1", "max") else int(quota) / int(period)
+    quota = limits.get("cpu.cfs_quota_us", "-1") if version == 1 else limits.get("cpu.max", "max").split()[0]
+    return None if quota in ("-1", "max") else int(quota) / period_of(limits, version)
+
+
+def period_of(limits: dict[str, str], version: int) -> int:
+    """Of a quota, in microseconds; the kernel's own where it is not said."""
+    said = limits.get("cpu.cfs_period_us") if version == 1 else limits.get("cpu.max", "").partition(" ")[2]
+    return int(said or _KERNEL_PERIOD_US)
 
 
 def cpu_limits(version: int, cores: float, period_us: int) -> dict[str, str]:

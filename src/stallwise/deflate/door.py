@@ -1,10 +1,14 @@
 """The door at which a rank can be asked to do with less: small files named after process ids, in a folder per user.
 
-    PID.door.json   written by a rank that runs under a session: who it is, and whether it can take a smaller part
+    PID.door.json   written by a rank that runs under a session: who it is, whether it can take a smaller part, and
+                    how long its steps are
     PID.ask.json    written by who deflates process PID: the speed that it will have, for it and all below it
 
 A rank looks for asks to itself and to its ancestors, so that asking an agent asks all ranks that it starts from then
 on, too. Everything is stateless: as long as the file is there it is asked, and its going away undoes it.
+
+The folder is the same for a job and for whoever deflates it, so TMPDIR, which a batch system sets for each job, has no
+say in it.
 """
 
 import contextlib
@@ -15,15 +19,18 @@ import stat
 import tempfile
 import time
 from collections.abc import Iterator
-from dataclasses import asdict, dataclass, field
+from dataclasses import asdict, dataclass, field, replace
 from pathlib import Path
 
 from stallwise.deflate.processes import ancestors, started_at
 from stallwise.errors import InputError
 
 FOLDER = "STALLWISE_DOORS"
-"""Names another folder than the user's own in the folder for temporary files."""
+"""Names another folder than the user's own in /tmp, for the job and for who deflates it."""
 _EVERY_S = 0.2
+_TOLD_S, _TOLD_STEPS = 2.0, 2
+"""A step's time is told as the mean over at least so long and so many."""
+_SHARED = Path("/tmp")  # noqa: S108 - who owns the folder in it is looked at (`trusted`)
 _MOST_BYTES = 4096
 """Files here are a line long; anything larger is nobody's door."""
 
@@ -53,18 +60,22 @@ class Rank:
     batch: int | None = None
     """Samples of its part when all are equal; None where it cannot take another, `why` says so."""
     why: str = ""
+    step_s: float | None = None
+    """Mean of its last steps; None until there are some."""
 
     def __post_init__(self) -> None:
         numbers = (self.pid, self.started, self.rank, self.world, 0 if self.batch is None else self.batch)
         # Whoever deflates may be root, and reads here what any user has written.
         if not all(type(number) is int for number in numbers) or not (type(self.why) is str and self.why.isprintable()):
             raise InputError("This is no rank's door.")
+        if self.step_s is not None and not (type(self.step_s) is float and 0 < self.step_s < math.inf):
+            raise InputError("This is no rank's door.")
 
 
 def folder_of(uid: int) -> Path:
     """Where the doors of a user's ranks are."""
     named = os.environ.get(FOLDER)
-    return Path(named).absolute() if named else Path(tempfile.gettempdir()) / f"stallwise-{uid}"
+    return Path(named).absolute() if named else _SHARED / f"stallwise-{uid}"
 
 
 def trusted(folder: Path, uid: int) -> bool:
@@ -85,24 +96,34 @@ class Door:
         self._rank = Rank(pid=self._pid, started=started_at(self._pid) or 0, rank=rank, world=world)
         self._above = [self._pid, *ancestors(self._pid)]
         self._looked_s, self._ask = -math.inf, None  # type: float, Ask | None
+        self._since_s, self._steps = math.inf, 0
         if self._folder is not None:
             sweep(self._folder)
 
     def open(self, batch: int | None, why: str) -> None:
-        """Let those who deflate know what this rank can do."""
-        known = Rank(**{**asdict(self._rank), "batch": None if batch is None else int(batch), "why": why})
-        if self._folder is not None and os.getpid() == self._pid:
-            with contextlib.suppress(OSError):
-                write_whole(self._folder / f"{self._pid}.door.json", json.dumps(asdict(known)))
+        """Let those who deflate know what this rank can do; its steps begin."""
+        self._rank = replace(self._rank, batch=None if batch is None else int(batch), why=why)
+        self._since_s, self._steps = time.monotonic(), 0
+        self._show()
 
     def asked(self) -> Ask | None:
-        """The strictest ask to this rank or to what started it."""
+        """The strictest ask to this rank or to what started it. Called once a step, whose time it takes by that."""
         now_s = time.monotonic()
+        self._steps += 1
         if self._folder is not None and now_s - self._looked_s >= _EVERY_S:
             self._looked_s = now_s
             found = [ask for pid in self._above if (ask := read_ask(self._folder, pid)) is not None]
             self._ask = min(found, key=lambda ask: ask.speed, default=None)
+            if now_s - self._since_s >= _TOLD_S and self._steps >= _TOLD_STEPS:
+                self._rank = replace(self._rank, step_s=(now_s - self._since_s) / self._steps)
+                self._since_s, self._steps = now_s, 0
+                self._show()
         return self._ask
+
+    def _show(self) -> None:
+        if self._folder is not None and os.getpid() == self._pid:
+            with contextlib.suppress(OSError):
+                write_whole(self._folder / f"{self._pid}.door.json", json.dumps(asdict(self._rank)))
 
     def close(self) -> None:
         """This rank is gone."""

@@ -19,7 +19,7 @@ from typing import Any
 from urllib.parse import quote
 
 from stallwise.deflate import door
-from stallwise.deflate.cgroups import Group
+from stallwise.deflate.cgroups import Group, cpu_limits, period_of, quota_of
 from stallwise.deflate.processes import ancestors, started_at
 from stallwise.errors import InputError
 
@@ -65,6 +65,9 @@ class Journal:
     cores: float | None = None
     memory_bytes: int | None = None
     speed: float | None = None
+    """That its ranks are asked for now."""
+    batch: float | None = None
+    """That they were asked for by name, whatever the quota."""
     until: float | None = None
     """The clock's time at which it ends by itself."""
     keeper: int | None = None
@@ -195,18 +198,12 @@ def undo_if_over(target: str, *, wait: bool = True) -> None:
 
 
 def release(hold: Hold) -> str:
-    """Limits as they were, processes where they were; a sentence where the group is gone."""
+    """Limits as they were, processes where they were; a sentence where that cannot be."""
     group = hold.group
     if not group.exists:
         return "" if hold.home is not None else f"The control group {hold.path} is gone."
     if hold.home is None:
-        try:
-            group.write(hold.before)
-        except (FileNotFoundError, OSError) as error:
-            if error.errno not in (errno.ENOENT, errno.ENODEV):
-                raise
-            return f"The control group {hold.path} is gone."
-        return ""
+        return _limits_back(group, hold.before)
     for _ in range(_TRIES):
         with contextlib.suppress(FileNotFoundError):
             for pid in group.processes:
@@ -221,6 +218,36 @@ def release(hold: Hold) -> str:
                 raise
             time.sleep(_PAUSE_S)
     raise InputError(f"The control group {hold.path} could not be emptied. Try --undo again.")
+
+
+def _limits_back(group: Group, before: dict[str, str]) -> str:
+    """As they were. Where the kernel refuses, the group does not stay without a quota, as it is while one is written.
+
+    Version 1 takes no quota above that of a group around it, which may have been cut since: then as much as that.
+    """
+    now: dict[str, str] = {}
+    try:
+        now = group.limits()
+        group.write(before)
+        return ""
+    except OSError as error:
+        if error.errno in (errno.ENOENT, errno.ENODEV):
+            return f"The control group {group.path} is gone."
+        with contextlib.suppress(OSError, InputError):
+            if error.errno == errno.EINVAL and group.controller == "cpu":
+                return _most_there_is(group, before)
+        with contextlib.suppress(OSError):
+            group.write(now)
+        raise
+
+
+def _most_there_is(group: Group, before: dict[str, str]) -> str:
+    around = [cores for one in group.around() if (cores := one.cores()) is not None]
+    most = min(around, default=0.0)  # none: too little for the kernel
+    group.write(cpu_limits(group.version, most, period_of(before, group.version)))
+    had = quota_of(before, group.version)
+    shown = "no quota" if had is None else f"a quota of {had:g} cores"
+    return f"{group.path} had {shown}, and a group around it has {most:g} now: it has as much."
 
 
 def _home_of(pid: int, hold: Hold) -> str:

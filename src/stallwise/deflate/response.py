@@ -1,7 +1,7 @@
 """From a run to the job's response to less: its demand as the record has it, and the outlook that is shown."""
 
 import math
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from stallwise.errors import InputError
 from stallwise.model.calibrate import own_links
@@ -20,7 +20,7 @@ from stallwise.model.deflation import (
 from stallwise.record import plan
 from stallwise.record.job import job_of
 from stallwise.record.setup import own_fabric
-from stallwise.record.split import measure
+from stallwise.record.split import Measured, measure
 from stallwise.run.reader import Run
 
 LEVELS = (1.0, 0.9, 0.8, 0.7, 0.6, 0.5, 0.4, 0.3, 0.2, 0.1)
@@ -64,7 +64,7 @@ def response_of(run: Run, dataset_bytes: float | None = None) -> Response:
             raise InputError(f"The run at {run.path} does not say how much memory its machine has. Profile it again.")
         peak = max((rank.peak_memory_bytes or 0 for rank in manifest.ranks), default=0)
         memory = Memory(bytes=min(sizes), used_bytes=peak * per_node, dataset_bytes=dataset_bytes)
-    return Response(
+    made = Response(
         job=job,
         fabric=fabric,
         cores=job.cores_per_node / per_node,
@@ -72,6 +72,17 @@ def response_of(run: Run, dataset_bytes: float | None = None) -> Response:
         process_s=_process_s(run, 0.0 if job.work is None or job.work.workers else cpu_s),
         memory=memory,
     )
+    return replace(made, handing_s=_handing_s(made, found))
+
+
+def _handing_s(made: Response, found: Measured) -> float:
+    """The measured data stall of a loader that keeps up: what the step takes beyond what it should."""
+    work, whole = made.job.work, made.at(Kept())
+    if made.job.step is None or work is None or not work.workers or whole.binds != "consume":
+        return 0.0
+    stalls = (found.split.prep, found.split.fetch)
+    stall_s = sum(stall.s for stall in stalls if stall is not None)
+    return max(0.0, min(stall_s, made.job.step.s - whole.step_s))
 
 
 def _process_s(run: Run, loads_s: float) -> float:

@@ -1,5 +1,7 @@
 """Unequal parts of the same global batch: a rank that has become slower takes fewer samples, the others more.
 
+Who takes how many is `model.deflation.parts_for`'s, which leaves them equal where little would be gained.
+
 The epoch's list is cut into the same global batches as ever; only who takes which samples of one changes. So every
 sample is trained on once, the position after k steps is the same number, and a run may be resumed with other parts or
 on another number of ranks. DDP averages the ranks' gradients; with the mean over b_i samples on rank i, the mean over
@@ -22,7 +24,7 @@ from torch.nn.parallel import DistributedDataParallel
 from torch.utils.data import BatchSampler, DataLoader
 
 from stallwise.elastic.order import Resumable, parts_of
-from stallwise.model.deflation import shares
+from stallwise.model.deflation import parts_for
 
 
 @dataclass(frozen=True, slots=True)
@@ -70,7 +72,7 @@ class Parts:
         if len(set(speeds)) == 1:
             return (loader.batch_size,) * self._world
         most = None if self._largest is None else max(self._largest, loader.batch_size)
-        return shares(loader.batch_size * self._world, speeds, most)
+        return parts_for(loader.batch_size * self._world, speeds, most)
 
     def take(self, loader: Any) -> tuple[int, ...] | None:
         """Set the loader, before it begins, to the present parts, and to workers by this rank's; None: equal."""

@@ -39,11 +39,6 @@ class Breakdown:
         return self.kernel_time - self.compute - self.idle
 
     @property
-    def exposed(self) -> float:
-        """Communication that no compute hides."""
-        return self.communication - self.overlap
-
-    @property
     def overlap_ratio(self) -> float | None:
         """The part of communication that runs beside compute; None without any."""
         return self.overlap / self.communication if self.communication else None
@@ -86,12 +81,6 @@ def common(one: Pieces, other: Pieces) -> Pieces:
 def without(one: Pieces, other: Pieces) -> float:
     """The length of the first union that the second does not cover."""
     return length(one) - length(common(one, other))
-
-
-def within(pieces: Pieces, begin: float, end: float) -> Pieces:
-    """The part of a union that lies in a window."""
-    keep = (pieces[1] > begin) & (pieces[0] < end)
-    return np.maximum(pieces[0][keep], begin), np.minimum(pieces[1][keep], end)
 
 
 def breakdown(start: Moments, end: Moments, *, compute: Flags, sends: Flags, memory: Flags) -> Breakdown:

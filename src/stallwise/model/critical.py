@@ -175,11 +175,3 @@ class _Walk:
         if start_ns < self.now:
             self.segments.append(Segment(rank, start_ns, self.now, on, name))
             self.now = start_ns
-
-
-def by_kind(segments: Sequence[Segment]) -> dict[On, int]:
-    """Nanoseconds of each kind, largest first."""
-    sums: dict[On, int] = {}
-    for segment in segments:
-        sums[segment.on] = sums.get(segment.on, 0) + segment.end_ns - segment.start_ns
-    return dict(sorted(sums.items(), key=lambda item: -item[1]))

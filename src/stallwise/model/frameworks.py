@@ -15,12 +15,7 @@ from dataclasses import dataclass
 from typing import Literal
 
 from stallwise.errors import UnknownNameError
-from stallwise.model.iteration import Loading
-from stallwise.model.merge import Exchange
-from stallwise.model.messages import Prices
 from stallwise.model.overlap import Overlap
-from stallwise.model.step import StepPrediction, predict_step
-from stallwise.workload.layers import LayerTrace
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -49,9 +44,3 @@ def framework(name: str) -> Framework:
     if found is None:
         raise UnknownNameError("framework", name, tuple(FRAMEWORKS))
     return found
-
-
-def framework_step(trace: LayerTrace, exchange: Prices | Exchange | None, name: str) -> StepPrediction:
-    """The steady-state step of `trace` under a framework's preset, with one loader worker ahead."""
-    found = framework(name)
-    return predict_step(trace, exchange, found.overlap, Loading(workers=1, copy=found.copy))

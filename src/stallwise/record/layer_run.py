@@ -4,6 +4,8 @@ from itertools import accumulate
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+import msgspec
+
 from stallwise.errors import InputError
 from stallwise.record import plan
 from stallwise.record.job import job_of
@@ -19,16 +21,20 @@ from stallwise.run.manifest import (
 )
 from stallwise.run.reader import Run
 from stallwise.run.readers.layer_file import FORMAT, VERSION, LayerDocument, LayerEntry, OverlapEntry
+from stallwise.run.readers.numbers import shown
 from stallwise.run.schema import BatchRow, GradientRow, LayerRow, StepRow
 from stallwise.run.writer import RankWriter, start_run
 
 if TYPE_CHECKING:
     from stallwise.model.whatif import Job
+    from stallwise.record.trace_run import Given
 
 LAUNCHER = "layer file"
 # Intervals need blocks; these are all alike, because a layer file holds one step.
 _BLOCKS = 3
 _SHARDED, _BUCKETS = "zero3", "ddp"
+_GIVEN = {"samples": "samples", "world_size": "gpus", "gpus_per_node": "gpus_per_node"}
+"""What the user may say, and the file's key for it."""
 
 
 def layers_of(run: Run) -> LayerDocument:
@@ -89,8 +95,10 @@ def _overlap(job: "Job") -> OverlapEntry:
     )
 
 
-def write_layer_run(document: LayerDocument, path: Path, folder: Path, name: str | None = None) -> Manifest:
+def write_layer_run(document: LayerDocument, path: Path, folder: Path, given: "Given | None" = None) -> Manifest:
     """The run of a layer file; an `InputError` where it holds what no run does."""
+    if given is not None:
+        document = _completed(document, path, given)
     _check(document, path)
     world = document.gpus or 1
     per_node = min(document.gpus_per_node or world, world)
@@ -99,7 +107,7 @@ def write_layer_run(document: LayerDocument, path: Path, folder: Path, name: str
     start_run(
         folder,
         new_manifest(
-            JobRecord(script=name or document.model or path.name, launcher=LAUNCHER),
+            JobRecord(script=document.model or path.name, launcher=LAUNCHER),
             world=WorldRecord(world_size=world, nnodes=nodes, backend=document.backend),
             nodes=tuple(
                 NodeRecord(node=node, gpus=(document.gpu,) * per_node if document.gpu else ())
@@ -115,6 +123,18 @@ def write_layer_run(document: LayerDocument, path: Path, folder: Path, name: str
     with RankWriter.open(folder, 0, backend=document.backend, clock_zero_s=0.0) as writer:
         _write(writer, document, times)
     return join(folder)
+
+
+def _completed(document: LayerDocument, path: Path, given: "Given") -> LayerDocument:
+    """With what the user says where the file says nothing: its times are those of the set-up it names."""
+    known: dict[str, object] = {"model": given.name or document.model}
+    for option, key in _GIVEN.items():
+        said, there = getattr(given, option), getattr(document, key)
+        if said is not None and there is not None and said != there:
+            flag = f"--{option.replace('_', '-')}"
+            raise InputError(f"{path} says {key} is {shown(there)}, and its times are of that; leave {flag} out.")
+        known[key] = there if said is None else said
+    return msgspec.structs.replace(document, **known)
 
 
 def _check(document: LayerDocument, path: Path) -> None:

@@ -24,6 +24,7 @@ from torch.nn.parallel import DistributedDataParallel
 from stallwise.record.clock import Clock, Mark, elapsed_s
 from stallwise.record.step_marks import Call, Passes, StepMarks, backward_times, forward_passes, forward_times, total_s
 from stallwise.run.schema import GradientRow, LayerRow, SpanRow
+from stallwise.workload.layers import plain_name
 
 
 class LayerWatch:
@@ -280,15 +281,6 @@ def named_parameters(roots: Sequence[Module]) -> list[tuple[str, Parameter]]:
         for name, parameter in root.named_parameters()
         if parameter.requires_grad
     ]
-
-
-def plain_name(name: str) -> str:
-    """A module's or parameter's name without what wrappers (DDP, compile, checkpointing) put into it."""
-    wrappers = {"module", "_orig_mod", "_checkpoint_wrapped_module", "_fsdp_wrapped_module"}
-    parts = name.split(".")
-    while len(parts) > 1 and parts[0] in wrappers:
-        parts = parts[1:]
-    return ".".join(part for part in parts if part not in wrappers - {"module"})
 
 
 def tensors_in(thing: Any) -> Iterable[torch.Tensor]:

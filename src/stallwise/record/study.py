@@ -1,7 +1,8 @@
 """A study: many networks on several links, each with and without exchange, and what their features say of the stall.
 
 Every link (rate and number of processes) is one launch of ranks that run all networks in turn. Samples are kept line by
-line, so a study that was stopped goes on where it was; one with other settings in the same folder is refused.
+line, so a study that was stopped goes on where it was; one with other settings in the same folder is refused, and one
+that another version measured in another way.
 """
 
 import bisect
@@ -28,8 +29,11 @@ from stallwise.record.study_hosts import StudyHost, require_shaping, shape, stud
 from stallwise.record.study_samples import Measured
 from stallwise.run.atomic import make_folder, write_atomically
 from stallwise.units import parse_rate
-from stallwise.workload.families import network
+from stallwise.workload.families import BACKWARD, network
 
+METHOD = 2
+"""How networks are measured: the accelerator's constants below and its clock (`study_net`), the links of `study_hosts`.
+Counted up with every change to them, as samples of two methods do not belong in one fit. 1 wrote no number."""
 AS_IS = "as-is"
 SETTINGS_NAME = "settings.json"
 SAMPLES_NAME = "samples.jsonl"
@@ -53,6 +57,7 @@ class Settings(msgspec.Struct, frozen=True, kw_only=True):
     batch: int = 16
     rounds: int = 3
     steps: int = 2
+    method: int = METHOD
 
     def __post_init__(self) -> None:
         for name in self.networks:
@@ -79,6 +84,12 @@ FULL = (
 )  # fmt: skip
 QUICK = ("resnet10", "resnet18", "resnet50", "nobn_resnet18", "vgg11", "vgg16", "densenet121", "alexnet")
 RATES = ("250mbit", "500mbit", "1gbit")
+
+
+class _Method(msgspec.Struct, frozen=True):
+    """The method in a folder's settings."""
+
+    method: int = 1
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -136,13 +147,24 @@ def study_of(settings: Settings, samples: Sequence[Measured]) -> Study:
 
 def read_study(folder: Path) -> Study:
     """The study in a folder, complete or not."""
-    path = folder / SETTINGS_NAME
     try:
-        settings = msgspec.json.decode(path.read_bytes(), type=Settings)
+        settings = _kept_settings(folder)
         samples = read_samples(folder)
     except (OSError, msgspec.DecodeError, msgspec.ValidationError):
         raise InputError(f"{folder} holds no study. Run one: stallwise study -o {folder}.") from None
     return study_of(settings, samples)
+
+
+def _kept_settings(folder: Path) -> Settings:
+    """The settings of a folder's study; an `InputError` where it was measured in another way than today."""
+    data = (folder / SETTINGS_NAME).read_bytes()
+    method = msgspec.json.decode(data, type=_Method).method
+    if method != METHOD:
+        raise InputError(
+            f"The study in {folder} was measured by {'an earlier' if method < METHOD else 'a later'} version of "
+            "Stallwise, in another way. Measure again into another folder with -o, or show it with that version."
+        )
+    return msgspec.json.decode(data, type=Settings)
 
 
 def read_samples(folder: Path) -> tuple[Measured, ...]:
@@ -183,11 +205,10 @@ def _features(sample: Measured, settings: Settings) -> Features:
     made = network(sample.network)
     count = made.layers
     size, tensors = [0] * count, [0] * count
-    # Backward takes twice as long as forward.
-    work_s = [2 * layer_s for layer_s in made.forward_s(settings.batch * S_PER_MAC, LEAST_S)[::-1]]
+    work_s = [BACKWARD * layer_s for layer_s in made.forward_s(settings.batch * S_PER_MAC, LEAST_S)[::-1]]
     for tensor in made.tensors:
         place = count - 1 - tensor.layer  # in backward
-        size[place] += max(1, tensor.elements // settings.scale) * ELEMENT_BYTES
+        size[place] += tensor.scaled(settings.scale) * ELEMENT_BYTES
         tensors[place] += 1
     rest_s = max(0.0, sample.backward_s - sum(work_s)) / count
     ends_s = list(itertools.accumulate(work + rest_s for work in work_s))
@@ -221,7 +242,7 @@ def _claim(settings: Settings, folder: Path) -> None:
     path = folder / SETTINGS_NAME
     if path.exists():
         with contextlib.suppress(msgspec.DecodeError, msgspec.ValidationError):
-            if msgspec.json.decode(path.read_bytes(), type=Settings) == settings:
+            if _kept_settings(folder) == settings:
                 _drop_cut_off(folder / SAMPLES_NAME)
                 return
         raise InputError(f"{folder} holds a study with other settings. Name another folder with -o, or remove it.")
@@ -267,19 +288,19 @@ def _launch(
 ) -> None:
     log, port = folder / "ranks.log", _free_port()
     not_ours = [process.pid for process in descendants()]
+    ranks: list[subprocess.Popen[bytes]] = []
     with log.open("wb") as errors:
-        ranks = [
-            subprocess.Popen(
-                _command(settings, folder, rate, host, names),
-                stdin=subprocess.DEVNULL,
-                stdout=errors,
-                stderr=errors,
-                env=_environment(rank, len(hosts), hosts[0], port),
-                start_new_session=True,
-            )
-            for rank, host in enumerate(hosts)
-        ]
         try:
+            for rank, host in enumerate(hosts):
+                process = subprocess.Popen(
+                    _command(settings, folder, rate, host, names),
+                    stdin=subprocess.DEVNULL,
+                    stdout=errors,
+                    stderr=errors,
+                    env=_environment(rank, len(hosts), hosts[0], port),
+                    start_new_session=True,
+                )
+                ranks.append(process)
             _stay_with(ranks, folder, told)
         finally:
             end_all(descendants(besides=not_ours))
@@ -295,7 +316,7 @@ def _command(settings: Settings, folder: Path, rate: str, host: StudyHost | None
     words += ["--scale", str(settings.scale), "--s-per-mac", str(settings.batch * S_PER_MAC)]
     words += ["--least-s", str(LEAST_S)]
     words += ["--rounds", str(settings.rounds), "--steps", str(settings.steps)]
-    words += ["--out", str((folder / SAMPLES_NAME).resolve())]
+    words += ["--out", str((folder / SAMPLES_NAME).resolve()), "--parent", str(os.getpid())]
     return words if host is None else host.command(*words)
 
 

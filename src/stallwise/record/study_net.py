@@ -14,11 +14,7 @@ from typing import Any
 import torch
 from torch import nn
 
-from stallwise.workload.families import Network, Tensor
-
-_BACKWARD = 2.0
-"""Backward computes two products where forward computes one."""
-
+from stallwise.workload.families import BACKWARD, Network, Tensor
 
 _AHEAD_S = 2e-3
 """A host that is later than this did not launch ahead: then the accelerator waited for it."""
@@ -54,7 +50,7 @@ class _Asleep(torch.autograd.Function):
 
     @staticmethod
     def backward(ctx: Any, *gradients: torch.Tensor) -> Any:
-        ctx.clock.run(_BACKWARD * ctx.forward_s)
+        ctx.clock.run(BACKWARD * ctx.forward_s)
         return gradients[0], None, None, *(torch.ones_like(tensor) for tensor in ctx.saved_tensors)
 
 
@@ -73,7 +69,7 @@ class SleepingNetwork(nn.Module):
         names = []
         for place, tensor in enumerate(tensors):
             name = f"layer{number}_{place}"
-            self.register_parameter(name, nn.Parameter(torch.zeros(scaled_elements(tensor, scale))))
+            self.register_parameter(name, nn.Parameter(torch.zeros(tensor.scaled(scale))))
             names.append(name)
         self._names.append(names)
 
@@ -84,8 +80,3 @@ class SleepingNetwork(nn.Module):
             weights = (getattr(self, name) for name in names)
             x = _Asleep.apply(x, self._clock, forward_s, *weights)  # type: ignore[no-untyped-call]
         return x
-
-
-def scaled_elements(tensor: Tensor, scale: int) -> int:
-    """One in `scale`, at least one."""
-    return max(1, tensor.elements // scale)

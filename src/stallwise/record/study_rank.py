@@ -50,8 +50,13 @@ def main(arguments: Sequence[str]) -> int:
     parser.add_argument("--rounds", type=int, required=True)
     parser.add_argument("--steps", type=int, required=True)
     parser.add_argument("--out", type=Path, required=True)
+    parser.add_argument("--parent", type=int, required=True)
     options = parser.parse_args(arguments)
     die_with_parent()
+    if os.getppid() != options.parent:
+        # It died while torch was imported, before the kernel was asked to tell.
+        sys.stderr.write("The study that started this rank is gone.\n")
+        return 2
     _first_in_line()
     torch.set_num_threads(1)
     try:

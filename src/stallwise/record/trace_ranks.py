@@ -63,7 +63,7 @@ class RankView:
         return union(self.trace.work.start_ns[chosen], self.trace.work.end_ns[chosen])
 
     def ends(self, number: int) -> int:
-        """The end of a step: where the next one begins, else where the profiler ended it or its work did."""
+        """The end of a step: where the next one begins; of the last, where its mark ends (without marks, its work)."""
         at = [step.number for step in self.steps].index(number)
         if at + 1 < len(self.steps):
             return self.steps[at + 1].start_ns
@@ -131,7 +131,7 @@ class TracedJob:
     numbers: tuple[int, ...]
     """Numbers of all steps."""
     marked: bool
-    """Whether the profiler marked steps; else the whole trace is one."""
+    """Whether the profiler marked steps on every rank; else the whole trace is one."""
     joined: int = 1
     """How many of the profiler's marks make one step, up to the optimizer's update."""
 
@@ -152,11 +152,14 @@ def traced_job(traces: Sequence[DeviceTrace], world_size: int | None = None) -> 
     """Ranks numbered, aligned, with their steps; an `InputError` where files do not belong together."""
     numbered = _numbered(traces)
     size = max([world_size or 0, *(trace.world_size or 0 for trace in traces), max(numbered) + 1])
+    # Steps of one number belong together, so marks of some ranks only are none.
     marked = all(trace.steps for trace in traces)
     cycles = {rank: cycles_of(trace) for rank, trace in sorted(numbered.items())}
     fetches = {found.passes for found in cycles.values()}
     together = marked and len(fetches) == 1 and fetches != {1}
-    steps = {rank: found.steps if together else numbered[rank].steps for rank, found in cycles.items()}
+    steps = {
+        rank: found.steps if together else numbered[rank].steps if marked else () for rank, found in cycles.items()
+    }
     first = min((step.number for found in steps.values() for step in found), default=0)
     views = [RankView(rank, numbered[rank], _steps(numbered[rank], steps[rank], first)) for rank in steps]
     shifts = aligned(shared({view.rank: view.visits for view in views}))

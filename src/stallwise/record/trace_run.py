@@ -22,6 +22,7 @@ from stallwise.record.trace_steps import TracedStep, traced_steps
 from stallwise.run.join import join
 from stallwise.run.manifest import JobRecord, Manifest, NodeRecord, PhaseRecord, WorldRecord, new_manifest
 from stallwise.run.readers.device_trace import NO_STEP, DeviceTrace, Work
+from stallwise.run.readers.numbers import MOST_RANKS, shown
 from stallwise.run.schema import BatchRow, EventRow, GradientRow, SpanRow, StepRow
 from stallwise.run.writer import RankWriter, start_run
 
@@ -41,6 +42,8 @@ _DIFFERS = {
     plan.ALONE: WORKED_OUT + "the same less collectives that no compute hides",
 }
 _USUAL_GPUS = 8
+# Of a rank's step: sums over steps and ranks stay within 63 bits.
+_MOST_SAMPLES = 10**12
 _UNNAMED_GPU = "GPU (not named in the trace)"
 _OWN_LOADING = "_SingleProcessDataLoaderIter"
 
@@ -58,8 +61,11 @@ class Given:
     def __post_init__(self) -> None:
         for field in ("samples", "gpus_per_node", "world_size"):
             value = getattr(self, field)
-            if value is not None and value < 1:
-                raise InputError(f"--{field.replace('_', '-')} takes a whole number from 1, not {value}.")
+            most = _MOST_SAMPLES if field == "samples" else MOST_RANKS
+            if value is not None and not 1 <= value <= most:
+                raise InputError(
+                    f"--{field.replace('_', '-')} takes a whole number from 1 to {most:,}, not {shown(value)}."
+                )
 
 
 def write_run(traces: Sequence[DeviceTrace], folder: Path, given: Given | None = None) -> Manifest:
@@ -136,7 +142,7 @@ def _notes(job: TracedJob, model: TracedModel, *, sure: bool, per_node: int) -> 
     elif job.marked:
         said.append("The trace holds one step only, so the one in which the profiler starts could not be dropped.")
     else:
-        said.append("The trace marks no steps (profiler.step() was not called): all of it counts as one.")
+        said.append(_unmarked(job))
     if not sure:
         said.append(f"How many GPUs a machine had is not in the trace; {per_node} is assumed (--gpus-per-node says).")
     if model.why_not:
@@ -164,6 +170,16 @@ def _notes(job: TracedJob, model: TracedModel, *, sure: bool, per_node: int) -> 
     if loose:
         said.append(f"Rank {loose[0]} shares no collective with the others; its clock is as recorded.")
     return said
+
+
+def _unmarked(job: TracedJob) -> str:
+    bare = [view.rank for view in job.ranks if not view.trace.steps]
+    if len(bare) == len(job.ranks):
+        return "The trace marks no steps (profiler.step() was not called): all of it counts as one."
+    return (
+        f"The trace of rank {bare[0]} marks no steps (profiler.step() was not called there): all of every rank's trace "
+        "counts as one."
+    )
 
 
 def _phases(job: TracedJob, steps: dict[int, tuple[TracedStep, ...]]) -> tuple[PhaseRecord, ...]:

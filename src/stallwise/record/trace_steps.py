@@ -63,6 +63,10 @@ def traced_steps(job: TracedJob, view: RankView) -> tuple[TracedStep, ...]:
         copied = union(work.start_ns[to_device & mine], work.end_ns[to_device & mine])
         sent = union(work.start_ns[sends & mine], work.end_ns[sends & mine])
         stall = length(waits) if view.trace.on_processor else without(waits, everything)
+        exposed = without(sent, computing)
+        if view.trace.on_processor:
+            # All of the wait is the batch's there, so nothing else can be blamed on top. A device's is its idle part.
+            exposed -= length(common(_outside(sent, computing), waits))
         found.append(
             TracedStep(
                 number=step.number,
@@ -70,9 +74,8 @@ def traced_steps(job: TracedJob, view: RankView) -> tuple[TracedStep, ...]:
                 duration_s=max(_LEAST_S, (end_ns - step.start_ns) / 1e9),
                 data_wait_s=length(waits) / 1e9 if len(view.trace.loader) else None,
                 data_stall_s=stall / 1e9,
-                # While the loop waits for its batch nothing else can be blamed on top.
-                copy_stall_s=(without(copied, working)) / 1e9,
-                exchange_stall_s=(without(sent, computing) - length(common(_outside(sent, computing), waits))) / 1e9,
+                copy_stall_s=without(copied, working) / 1e9,
+                exchange_stall_s=exposed / 1e9,
             )
         )
     return tuple(found)

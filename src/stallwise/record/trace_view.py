@@ -86,9 +86,7 @@ class TraceView:
 def view_of(run: Run) -> TraceView:
     """The view of a run that was imported from a trace; an `InputError` for any other."""
     if run.manifest.job.launcher != LAUNCHER:
-        raise InputError(
-            f"The run at {run.path} was measured by Stallwise, not imported from a trace. Use stallwise report or show."
-        )
+        raise _not_traced(run)
     events, steps = run.table("events"), run.table("steps")
     path, path_ranks = _path(run.table("spans"))
     world = run.manifest.world
@@ -105,6 +103,19 @@ def view_of(run: Run) -> TraceView:
         stragglers=_stragglers(_facts(events, ARRIVALS, run.path)),
         clocks=tuple(_clock(facts) for facts in _facts(events, CLOCK, run.path)),
         notes=run.manifest.notes + ((run.partial_reason,) if run.partial_reason else ()),
+    )
+
+
+def _not_traced(run: Run) -> InputError:
+    from stallwise.record.layer_run import LAUNCHER as LAYER_FILE
+
+    if run.manifest.job.launcher == LAYER_FILE:
+        return InputError(
+            f"The run at {run.path} was imported from a layer file: one step without ranks. Use stallwise report or "
+            "whatif."
+        )
+    return InputError(
+        f"The run at {run.path} was measured by Stallwise, not imported from a trace. Use stallwise report or show."
     )
 
 

@@ -1,6 +1,7 @@
 """The terminal's view of a deflation: what a job would do with less, and what was done to one."""
 
 import math
+from datetime import datetime
 
 from rich.console import Group, RenderableType
 from rich.constrain import Constrain
@@ -133,8 +134,17 @@ def draw_done(done: Done) -> RenderableType:
         rows.add_row("not asked", Text(done.not_asked, style="dim"))
     for number, group in enumerate(done.groups):
         rows.add_row("held in" if number == 0 else "", Text(group, style="dim"))
+    if done.until is not None:
+        rows.add_row("until", Text(_clock(done.until)))
     rows.add_row("undo", Text(f"stallwise deflate {done.target} --undo", style="dim"))
     return Constrain(rows, WIDTH)
+
+
+def _clock(moment: float) -> str:
+    """By the clock on the wall; with the day where it is not within this one."""
+    here = datetime.fromtimestamp(moment).astimezone()
+    today = here.date() == datetime.now(here.tzinfo).date()
+    return f"{here:%H:%M:%S}" if today else f"{here:%Y-%m-%d %H:%M}"
 
 
 def draw_list(found: tuple[Journal, ...]) -> RenderableType:
@@ -142,7 +152,7 @@ def draw_list(found: tuple[Journal, ...]) -> RenderableType:
     if not found:
         return Text("Nothing is deflated.")
     table = Table(box=None, padding=(0, 2, 0, 0), header_style="dim")
-    for name in ("target", "cores", "memory", "speed asked"):
+    for name in ("target", "cores", "memory", "speed asked", "until"):
         table.add_column(name)
     for one in found:
         memory = "" if one.memory_bytes is None else f"{one.memory_bytes / MIB:,.0f} MiB"
@@ -151,5 +161,6 @@ def draw_list(found: tuple[Journal, ...]) -> RenderableType:
             "" if one.cores is None else show_number(one.cores),
             memory,
             "" if one.speed is None else show_percent(one.speed),
+            "" if one.until is None else _clock(one.until),
         )
     return table

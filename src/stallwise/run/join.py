@@ -7,6 +7,7 @@ parts are still all there and win over the joined rows, so joining again ends th
 import io
 import shutil
 from collections.abc import Iterable
+from itertools import islice
 from pathlib import Path
 from typing import TYPE_CHECKING, Literal
 
@@ -22,6 +23,7 @@ if TYPE_CHECKING:
     import polars
 
 _JOINED_NAME = ".parts.joined"
+_SHOWN = 8
 
 
 def join(
@@ -58,8 +60,10 @@ def join(
 
 def missing_sentence(manifest: Manifest) -> str | None:
     """Which ranks left nothing and which stopped early, or None when all of them finished."""
-    absent = sorted(set(range(manifest.counts.ranks_expected)) - {r.rank for r in manifest.ranks})
-    sentences = [f"{_ranks(absent)} of {manifest.counts.ranks_expected} left no record."] if absent else []
+    expected, seen = manifest.counts.ranks_expected, {r.rank for r in manifest.ranks}
+    absent = expected - sum(rank < expected for rank in seen)
+    first = list(islice((rank for rank in range(expected) if rank not in seen), _SHOWN))
+    sentences = [f"{_ranks(first, absent)} of {expected} left no record."] if absent > 0 else []
     for rank in manifest.ranks:
         if not rank.finished:
             why = rank.reason or "its process was killed or lost"
@@ -161,8 +165,8 @@ def _put_away_parts(folder: Path, *, damaged: bool) -> None:
     shutil.rmtree(folder / _JOINED_NAME, ignore_errors=True)
 
 
-def _ranks(ranks: list[int]) -> str:
-    if len(ranks) == 1:
-        return f"Rank {ranks[0]}"
-    shown = ", ".join(str(rank) for rank in ranks[:8])
-    return f"Ranks {shown}" + (f" and {len(ranks) - 8} more" if len(ranks) > 8 else "")
+def _ranks(first: list[int], count: int) -> str:
+    if count == 1:
+        return f"Rank {first[0]}"
+    more = f" and {count - len(first)} more" if count > len(first) else ""
+    return f"Ranks {', '.join(map(str, first))}{more}"

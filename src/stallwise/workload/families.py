@@ -19,6 +19,8 @@ from functools import cache, partial
 
 from stallwise.errors import UnknownNameError
 
+BACKWARD = 2.0
+"""Backward computes two products where forward computes one."""
 _CLASSES = 1000
 
 
@@ -31,6 +33,10 @@ class Tensor:
     macs: float
     layer: int
     """Number of the convolution or product it belongs to, or follows; from 0."""
+
+    def scaled(self, scale: int) -> int:
+        """Elements where one in `scale` is there, at least one."""
+        return max(1, self.elements // scale)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

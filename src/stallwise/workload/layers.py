@@ -12,7 +12,16 @@ from typing import Self
 
 from stallwise.errors import InputError
 
+_WRAPPERS = {"module", "_orig_mod", "_checkpoint_wrapped_module", "_fsdp_wrapped_module"}
 _UNNAMED = re.compile(r"(?:gradient|bucket) \d+(?: \[.*\])?")
+
+
+def plain_name(name: str) -> str:
+    """A module's or parameter's name without what wrappers (DDP, compile, checkpointing) put into it."""
+    parts = name.split(".")
+    while len(parts) > 1 and parts[0] in _WRAPPERS:
+        parts = parts[1:]
+    return ".".join(part for part in parts if part not in _WRAPPERS - {"module"})
 
 
 def unnamed(order: int, shape: Sequence[int] | None = None) -> str:

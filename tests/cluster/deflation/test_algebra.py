@@ -29,8 +29,7 @@ def test_the_sum_is_exact_and_nobody_gains_or_falls_below_its_minimum(pool: Pool
     assert sum(pool.held) == sum(holder.size for holder in pool.holders) - pool.taken
     for one, room, holder in zip(given_up, rooms(pool.holders, pool.rule), pool.holders, strict=True):
         assert 0 <= one <= room
-        if pool.rule not in ("proportional", "priority"):
-            assert holder.size - one >= holder.least
+        assert holder.size - one >= holder.least
 
 
 @given(pools(), st.integers(0, 1_000_000))
@@ -76,6 +75,14 @@ def test_proportional_takes_equal_parts(sizes: list[int], part: float) -> None:
     amount = int(part * sum(sizes))
     given_up = reclaimed([Holder(size=size) for size in sizes], amount, "proportional")
     assert all(abs(one - amount * size / sum(sizes)) < 1 for one, size in zip(given_up, sizes, strict=True))
+
+
+@pytest.mark.parametrize("rule", RULES)
+def test_no_rule_takes_a_minimum(rule: Rule) -> None:
+    pair = [Holder(size=10, least=8, priority=0.1), Holder(size=10, priority=0.1)]
+    with pytest.raises(InputError, match="14 cannot be reclaimed"):
+        reclaimed(pair, 14, rule)
+    assert reclaimed(pair, sum(rooms(pair, rule)), rule)[0] == 2
 
 
 def test_the_paper_by_hand() -> None:

@@ -94,6 +94,34 @@ def test_azure_by_hand(tmp_path: Path) -> None:
         read_machines(path)
 
 
+def test_azure_cut_off_or_damaged_is_one_sentence(tmp_path: Path) -> None:
+    whole = {
+        "v.txt": "300 g,|,b,b,|\n600 g,|\n",
+        "v.c1500.txt": "300 U1,|,U0,C2,|\n600 U2,|\n",
+        "flav_map.txt": "1,1.75 b\n2,3.5 g\n",
+        "v.interval_map.txt": "0 0\n300 1\n600 2\n900 2\n",
+    }
+    damaged = {
+        "v.c1500.txt": ("300 U1,|,U0,C2,|\n", "2 lines and v.c1500.txt 1: one of them is cut off"),
+        "flav_map.txt": ("1,1.75 b\n2,x g\n", "flav_map.txt, line 2: 'x' is no number"),
+        "v.interval_map.txt": ("0 0\n3oo 1\n", "v.interval_map.txt, line 2: '3oo' is no number"),
+    }
+    for file, (text, said) in damaged.items():
+        for name, good in whole.items():
+            wrote(tmp_path / name, text if name == file else good)
+        with pytest.raises(InputError, match=said):
+            read_machines(tmp_path / "v.txt")
+
+
+def test_use_that_is_cut_off_or_damaged_is_one_sentence(tmp_path: Path) -> None:
+    packed = gzip.compress(b"a,b\n" + b"10,90\n30,100\n" * 100)
+    path = tmp_path / "use.csv.gz"
+    for raw in (packed[: len(packed) // 2], packed[:20] + bytes(8) + packed[28:], packed[:12] + b"\xff" + packed[13:]):
+        path.write_bytes(raw)
+        with pytest.raises(InputError, match="no table of CPU use"):
+            read_use(path)
+
+
 def test_use_and_lots(tmp_path: Path) -> None:
     path = tmp_path / "use.csv.gz"
     path.write_bytes(gzip.compress(b"a,b\n10,90\n30,100\n"))

@@ -189,6 +189,27 @@ def test_partitions_keep_levels_apart() -> None:
     assert stay.host[~crowd.low][0] >= 0
 
 
+def crowd_of(*asked: tuple[float, int, int]) -> Machines:
+    """(priority, thousandths of a core, MiB), all at once."""
+    return machines([(0.0, 100.0, Amounts(cpu_milli=cpu, memory_mib=mib), level) for level, cpu, mib in asked])
+
+
+def test_every_level_has_a_host() -> None:
+    crowd = crowd_of((0.2, 100, 1), (0.4, 4000, 1), (0.6, 4000, 1), (0.8, 1900, 1))
+    assert np.bincount(partition(crowd, HOST.first(8))).tolist() == [1, 3, 3, 1]
+    assert np.bincount(partition(crowd, HOST.first(4))).tolist() == [1, 1, 1, 1]
+    with pytest.raises(InputError, match="4 levels of priority, and 3 hosts are too few"):
+        partition(crowd, HOST.first(3))
+    on_demand = machines([(0.0, 100.0, FULL, None)])
+    assert partition(on_demand, HOST.first(2)).tolist() == [-1, -1]
+
+
+def test_levels_weigh_by_what_they_take_most_of() -> None:
+    """The first asks for few cores and three times the part of memory that the second asks of cores."""
+    crowd = crowd_of((0.2, 10, 12_288), (0.8, 2000, 16))
+    assert np.bincount(partition(crowd, HOST.first(8))).tolist() == [6, 2]
+
+
 def test_what_cannot_be_simulated_is_refused() -> None:
     crowd = machines([(0, 10, Amounts(cpu_milli=9000), None)])
     with pytest.raises(InputError, match="larger than every host"):

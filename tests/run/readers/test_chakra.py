@@ -8,7 +8,7 @@ from typing import Any
 import numpy as np
 import pytest
 
-from stallwise.run.readers.chakra import read_chakra, read_chakra_json
+from stallwise.run.readers.chakra import looks_like_chakra, read_chakra, read_chakra_json
 from stallwise.run.readers.device_trace import Work
 from stallwise.run.readers.trace_files import read_trace
 
@@ -42,9 +42,14 @@ def field(number: int, content: bytes | int) -> bytes:
     return varint(number << 3 | 2) + varint(len(content)) + content
 
 
-def protobuf(nodes: list[dict[str, Any]]) -> bytes:
+CONVERTED = field(2, field(1, b"schema") + field(29, b"1.0.1"))
+"""Metadata as Chakra's converter writes it; its generators write a version only."""
+GENERATED = field(1, b"0.0.4")
+
+
+def protobuf(nodes: list[dict[str, Any]], metadata: bytes = CONVERTED) -> bytes:
     """The same nodes as Chakra writes them: `et_def.proto`."""
-    messages = [field(2, field(1, b"schema") + field(29, b"1.0.1"))]
+    messages = [metadata]
     for found in nodes:
         attribute = field(1, b"is_cpu_op") + field(27, int(found["is_cpu_op"]))
         messages.append(
@@ -90,6 +95,20 @@ def test_a_node_runs_when_what_it_waits_for_has_ended_and_its_lane_is_free(trace
         ("k300", 190, 195),
     ]
     assert found.work.kind.tolist() == [Work.COMPUTE, Work.COMPUTE, Work.COMMUNICATION, Work.COMPUTE]
+
+
+@pytest.mark.parametrize("metadata", [GENERATED, GENERATED + CONVERTED, field(2, field(1, b"made by") + field(3, 7))])
+def test_metadata_of_any_kind_is_known(metadata: bytes, tmp_path: Path) -> None:
+    path = tmp_path / "job.0.et"
+    path.write_bytes(protobuf(NODES, metadata))
+    assert len(read_trace(path).work) == 4
+
+
+@pytest.mark.parametrize(
+    "begin", [b"", b"hello", b'{"traceEvents": []}', b"\n\n\n[{}]", b"  {}", b"\x03\x08\x96\x01", b"\0"]
+)
+def test_what_is_no_metadata_is_no_chakra(begin: bytes) -> None:
+    assert not looks_like_chakra(begin)
 
 
 def test_both_forms_of_a_real_trace_agree(shared_data: Path, tmp_path: Path) -> None:

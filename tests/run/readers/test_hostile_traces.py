@@ -14,8 +14,10 @@ from stallwise.errors import StallwiseError
 from stallwise.record.trace_model import traced_model
 from stallwise.record.trace_path import path_of
 from stallwise.record.trace_ranks import traced_job
+from stallwise.record.trace_run import write_run
 from stallwise.record.trace_split import rank_splits
 from stallwise.record.trace_steps import traced_steps
+from stallwise.run.reader import Run
 from stallwise.run.readers import kineto_events
 from stallwise.run.readers.trace_files import read_trace
 from tests.run.readers.made_traces import document, event, kernel, write_trace
@@ -75,6 +77,14 @@ def sentence(path: Path) -> str:
             "in a circle",
         ),
         (b"\x10\x12\x0e\n\x06schema\xea\x01\x05", "cut off"),
+        (b'{"workload_graph": [{"Id": 1, "runtime": 1%s}]}' % (b"0" * 400), "which cannot be"),
+        (b'{"workload_graph": [{"Id": 1, "runtime": 1}], "ngpus": 1%s}' % (b"0" * 400), "ngpus is 1e+300"),
+        (
+            b'{"workload_graph": [%s]}'
+            % b",".join(b'{"Id": %d, "runtime": 900000000000}' % number for number in range(10_001)),
+            "together, which cannot be",
+        ),
+        (GOOD.replace(b'"world_size": 2', b'"world_size": 2000000'), "world_size is 2000000; it must be"),
     ],
 )
 def test_every_way_to_be_wrong_has_its_sentence(tmp_path: Path, content: bytes, words: str) -> None:
@@ -85,7 +95,14 @@ def test_every_way_to_be_wrong_has_its_sentence(tmp_path: Path, content: bytes, 
 
 @pytest.mark.parametrize(
     ("ts", "dur", "words"),
-    [(1.0, -5, "less than nothing"), (1e18, 1, "which cannot be"), (1, 10**30, "which cannot be")],
+    [
+        (1.0, -5, "less than nothing"),
+        (1e18, 1, "which cannot be"),
+        (1, 10**30, "which cannot be"),
+        (10**400, 1, "which cannot be"),
+        (1, 10**400, "which cannot be"),
+        (1, -(10**400), "less than nothing"),
+    ],
 )
 def test_times_that_cannot_be(tmp_path: Path, ts: float, dur: float, words: str) -> None:
     events = [*kernel("k", 0, 1, 1, 1), event("k2", "kernel", ts, dur, stream=1, correlation=2)]
@@ -118,6 +135,34 @@ def test_numbers_as_words_and_numbers_twice_are_taken(tmp_path: Path) -> None:
     trace = read_trace(write_trace(tmp_path / "t.json", {"traceEvents": events}))
     assert [trace.names[i] for i in trace.work.name] == ["a", "b", "d"]
     assert trace.work.launch_ns.tolist()[:2] == [1000, 1000]
+
+
+@pytest.mark.parametrize("device", [True, False])
+def test_numbers_without_bounds_do_not_reach_tables(tmp_path: Path, *, device: bool) -> None:
+    """Step numbers, shapes and counts of elements that fit no column: as large as can be, or unknown."""
+    content = document(steps=1)
+    events = content["traceEvents"]
+    for number in ("9" * 4000, str(10**12)):
+        events.append(event(f"ProfilerStep#{number}", "user_annotation", 1e6 + 2000 + len(number), 1))
+    for each in events:
+        if each["name"] in ("nccl:all_reduce", "torch::autograd::AccumulateGrad"):
+            each["args"]["Input Dims"] = [[2**39, 2**39]]
+    call = {"In msg nelems": 10**20, "dtype": "Float", "Collective name": "allreduce", "Group size": 10**20}
+    events.append(event("record_param_comms", "cpu_op", 1e6 + 590, 5, tid=2, **call))
+    if not device:
+        content["traceEvents"] = [e for e in events if e.get("cat") != "kernel"]
+        content["traceEvents"].append(event("aten::relu", "cpu_op", 1e6 + 120, 10))
+    path = write_trace(tmp_path / "t.json", content)
+    whole_way(path)
+    write_run([read_trace(path)], tmp_path / "run")
+    sizes = Run.open(tmp_path / "run").table("spans").get_column("bytes").drop_nulls()
+    assert sizes.is_empty()
+
+
+def test_a_step_marked_on_the_device_at_no_moment_of_time(tmp_path: Path) -> None:
+    content = document()
+    content["traceEvents"].append(event("ProfilerStep#9", "gpu_user_annotation", 10**400, 1))
+    assert "which cannot be" in sentence(write_trace(tmp_path / "t.json", content))
 
 
 def mutated(draw: random.Random, text: bytes) -> bytes:

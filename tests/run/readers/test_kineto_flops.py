@@ -49,3 +49,17 @@ def test_a_real_trace_counts_as_torch_does(tmp_path: Path) -> None:
     found = [count for _, count in read_kineto(tmp_path / "t.json").flops]
     assert sum(count or 0 for count in found) == counter.get_total_flops()
     assert json.loads((tmp_path / "t.json").read_text())["traceEvents"]
+
+
+@pytest.mark.parametrize("backend", ["MATH", "FLASH_ATTENTION"])
+def test_attention_counts_once_however_torch_computes_it(tmp_path: Path, backend: str) -> None:
+    import torch
+    from torch.nn.attention import SDPBackend, sdpa_kernel
+    from torch.nn.functional import scaled_dot_product_attention
+    from torch.profiler import ProfilerActivity, profile
+
+    queries, keys = torch.randn(2, 4, 16, 8), torch.randn(2, 4, 32, 8)
+    with sdpa_kernel(getattr(SDPBackend, backend)), profile(activities=[ProfilerActivity.CPU], record_shapes=True) as p:
+        scaled_dot_product_attention(queries, keys, keys)
+    p.export_chrome_trace(str(tmp_path / "t.json"))
+    assert sum(count or 0 for _, count in read_kineto(tmp_path / "t.json").flops) == 4 * 2 * 4 * 16 * 32 * 8

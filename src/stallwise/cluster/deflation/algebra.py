@@ -2,12 +2,15 @@
 
 The policies of VM deflation (Fuerst et al., HPDC 2020, 5.1). M is a holder's size, m its minimum, π its priority:
 
-| rule             | gives                          | at most |
-| proportional     | M (1 - a)                      | M       |
-| minimum          | (M - m)(1 - a)                 | M - m   |
-| priority         | M (1 - a π)                    | M       |
-| priority-minimum | (M - m)(1 - a π), m ≥ π M      | M - m   |
-| deterministic    | M - m or nothing, m ≥ π M      | M - m   |
+| rule             | gives, at most M - m           |
+| proportional     | M (1 - a)                      |
+| minimum          | (M - m)(1 - a)                 |
+| priority         | M (1 - a π)                    |
+| priority-minimum | (M - m)(1 - a π), m ≥ π M      |
+| deterministic    | M - m or nothing, m ≥ π M      |
+
+In the paper the first and the third are of machines without a minimum. Where one has one, M - m stands in M's place:
+nobody falls below its minimum under any rule.
 
 What each gives is a function of the *total* that is taken, never of the way there: taking R and giving R back restores
 every holder, and so does any other order of the same changes. Amounts are whole units of what an actuator can set.

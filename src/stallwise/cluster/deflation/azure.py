@@ -5,6 +5,7 @@ the bin of each lifetime, `U` ended, `C` still running at that second. `flav_map
 them say what letters and bins are. Neither what machines use nor which are of low priority is said: `drawing.py`.
 """
 
+import math
 import re
 from pathlib import Path
 
@@ -25,7 +26,12 @@ def read_arrivals(path: Path) -> Machines:
     arrival: list[float] = []
     end: list[float] = []
     sizes: list[Amounts] = []
-    for number, (what, how_long) in enumerate(zip(_lines(path), _lines(partner), strict=True), 1):
+    machines, lifetimes = _lines(path), _lines(partner)
+    if len(machines) != len(lifetimes):
+        raise InputError(
+            f"{path.name} has {len(machines):,} lines and {partner.name} {len(lifetimes):,}: one of them is cut off."
+        )
+    for number, (what, how_long) in enumerate(zip(machines, lifetimes, strict=True), 1):
         at, letters = _row(what, path, number)
         same, lives = _row(how_long, partner, number)
         if at != same or len(letters) != len(lives):
@@ -78,11 +84,22 @@ def _row(line: str, path: Path, number: int) -> tuple[float, list[str]]:
 def _flavours(path: Path) -> dict[str, Amounts]:
     """`2,3.5 g`: two cores and 3.5 GiB."""
     found = {}
-    for line in _lines(path):
+    for number, line in enumerate(_lines(path), 1):
         size, _, letter = line.partition(" ")
         cores, _, gib = size.partition(",")
-        found[letter.strip()] = Amounts(cpu_milli=round(1000 * float(cores)), memory_mib=round(_GIB * float(gib)))
+        milli, mib = (round(unit * _number(text, path, number)) for unit, text in ((1000, cores), (_GIB, gib)))
+        found[letter.strip()] = Amounts(cpu_milli=milli, memory_mib=mib)
     return found
+
+
+def _number(text: str, path: Path, line: int) -> float:
+    try:
+        value = float(text)
+    except ValueError:
+        value = math.nan
+    if not 0 <= value < math.inf:
+        raise InputError(f"{path.name}, line {line}: {text[:30]!r} is no number from 0. Is the file whole?")
+    return value
 
 
 def _bins(folder: Path) -> dict[str, float]:
@@ -91,7 +108,7 @@ def _bins(folder: Path) -> dict[str, float]:
     if not found:
         raise InputError(f"No *.interval_map.txt in {folder}: it says how long the bins of lifetimes are.")
     lives: dict[str, list[float]] = {}
-    for line in _lines(found[0]):
-        life, _, number = line.partition(" ")
-        lives.setdefault(number.strip(), []).append(float(life))
+    for line, text in enumerate(_lines(found[0]), 1):
+        life, _, number = text.partition(" ")
+        lives.setdefault(number.strip(), []).append(_number(life, found[0], line))
     return {number: sum(each) / len(each) + _SLOT_S / 2 for number, each in lives.items()}

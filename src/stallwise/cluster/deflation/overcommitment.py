@@ -11,7 +11,7 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from stallwise.cluster.deflation.resources import Counts, Hosts, Machines, check, check_sizes
+from stallwise.cluster.deflation.resources import Counts, Floats, Hosts, Machines, check, check_sizes
 from stallwise.cluster.deflation.simulator import Figures, host_machines, levels_of, unit_values
 from stallwise.cluster.sweep import cores_here
 from stallwise.errors import InputError
@@ -89,18 +89,36 @@ def fewest(machines: Machines, hosts: Hosts, tell: Callable[[int], None] | None 
 
 
 def partition(machines: Machines, hosts: Hosts) -> Counts:
-    """A level of priority for every host, in parts of what its machines ask for over time.
+    """A level of priority for every host, in parts of what its machines ask for over time, at least one for each.
 
     Machines on demand go anywhere; those of low priority only to hosts of their level, so that a busy level does not
-    shrink another.
+    shrink another. What a level asks for is counted in the resource of which that is the largest part of the fleet.
     """
     level = levels_of(machines)
     count = int(level.max()) + 1
-    asked = np.array([(machines.size[level == one, 0] * machines.life_s[level == one]).sum() for one in range(count)])
-    edges = np.round(np.cumsum(asked) / max(asked.sum(), 1e-12) * len(hosts)).astype(np.int64)
+    if count > len(hosts):
+        raise InputError(
+            f"{machines.source} has {count} levels of priority, and {len(hosts)} hosts are too few for a partition "
+            "each. Give more hosts, less --overcommit, or no --partitions."
+        )
+    if count == 0:
+        return np.full(len(hosts), -1, dtype=np.int64)
+    over_time = machines.size * machines.life_s[:, None]
+    parts = np.array([over_time[level == one].sum(axis=0) for one in range(count)]) / hosts.total.sum(axis=0).clip(1)
+    turn = np.repeat(np.arange(count), _seats(parts.max(axis=1), len(hosts)))
     # Host k of equal ones, or of a list sorted by size: levels take turns, so that each gets hosts of every size.
-    turn = np.searchsorted(edges, np.arange(len(hosts)), side="right").clip(0, count - 1)
     return np.asarray(turn[np.argsort((np.arange(len(hosts)) * 0.6180339887498949) % 1.0, kind="stable")])
+
+
+def _seats(asked: Floats, count: int) -> Counts:
+    """`count` in proportion, by the largest remainders, and at least one each."""
+    exact = asked / max(float(asked.sum()), 1e-12) * count
+    seats = np.maximum(1, np.floor(exact)).astype(np.int64)
+    while seats.sum() < count:
+        seats[np.argmax(exact - seats)] += 1
+    while seats.sum() > count:
+        seats[np.argmin(np.where(seats > 1, exact - seats, np.inf))] -= 1
+    return seats
 
 
 def overcommit(

@@ -15,15 +15,14 @@ WHOLE = 1000
 
 
 def room_of(rule: int, size: int, least: int, priority: int) -> int:
-    """The most a holder may lose: its size less its minimum, where the rule knows one.
+    """The most a holder may lose: its size less its minimum.
 
-    (1) and (3) know none; (2) the holder's own; (4) and the deterministic rule priority · size, or its own if larger.
+    That is its own; under (4) and the deterministic rule priority · size, if that is more. In the paper (1) and (3) are
+    of holders without one: with a minimum (1) is (2), and (3) is the same equation over M - m.
     """
-    if rule in (PROPORTIONAL, PRIORITY):
-        return size
-    if rule == MINIMUM:
-        return size - least
-    return size - max(least, (size * priority + WHOLE - 1) // WHOLE)
+    if rule in (PRIORITY_MINIMUM, DETERMINISTIC):
+        return size - max(least, (size * priority + WHOLE - 1) // WHOLE)
+    return size - least
 
 
 def weight_of(rule: int, priority: int) -> int:

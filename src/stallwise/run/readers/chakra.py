@@ -24,10 +24,15 @@ import numpy as np
 from stallwise.errors import InputError
 from stallwise.run.readers.device_trace import NO_GROUP, NO_LAUNCH, DeviceTrace, DeviceWork, Mark, Work, work_of
 from stallwise.run.readers.kineto_events import read_whole
+from stallwise.run.readers.numbers import count, shown
 
 _COLLECTIVE, _SEND, _RECEIVE, _COMPUTE = 7, 5, 6, 4
 _FILE_RANK = re.compile(r"\.(\d+)\.(?:et|json)(?:\.gz)?$")
 _MOST_NODES = 20_000_000
+_LONGEST_US = 1e12
+# Beyond this many microseconds a moment has no nanoseconds in 64 bits.
+_LATEST_US = 9e15
+_VERSION, _ATTRIBUTE = 1, 2
 
 
 class JsonNode(msgspec.Struct, frozen=True):
@@ -81,13 +86,13 @@ def read_chakra_json(path: Path) -> DeviceTrace:
             node.name,
             node.kind,
             tuple(set(node.data_deps)),
-            float(node.runtime),
+            node.runtime,
             node.is_cpu_op,
             -1 if node.comm_size is None else node.comm_size,
         )
         for node in document.workload_graph
     ]
-    return _replayed(path, nodes, document.ngpus)
+    return _replayed(path, nodes, count(document.ngpus, "ngpus", str(path)) if document.ngpus else None)
 
 
 def read_chakra(path: Path) -> DeviceTrace:
@@ -102,8 +107,27 @@ def read_chakra(path: Path) -> DeviceTrace:
 
 
 def looks_like_chakra(first: bytes) -> bool:
-    """Whether a file begins like Chakra's protobuf: a short message that holds an attribute called schema."""
-    return b"\n\x06schema" in first[:32]
+    """Whether a file begins like Chakra's protobuf: with a message of a version, of attributes, or of both.
+
+    Chakra's converters write an attribute called schema, its generators a version alone. A file that is cut off within
+    that message is known by the first.
+    """
+    return b"\n\x06schema" in first[:32] or _is_metadata(memoryview(first))
+
+
+def _is_metadata(data: memoryview) -> bool:
+    """Whether there is a whole first message, of nothing but a version and attributes."""
+    try:
+        size, at = _varint(data, 0)
+        return 0 < size <= len(data) - at and all(_of_metadata(*found) for found in _fields(data[at : at + size]))
+    except (ValueError, IndexError):
+        return False
+
+
+def _of_metadata(number: int, value: int | memoryview) -> bool:
+    if isinstance(value, int):
+        return False
+    return number == _ATTRIBUTE or (number == _VERSION and bytes(value).decode().isprintable())
 
 
 def _messages(path: Path, data: memoryview) -> Iterator[memoryview]:
@@ -175,7 +199,7 @@ def _node(message: memoryview) -> ChakraNode:
             number = value if field == 1 else number
             kind = value if field == 3 else kind
             duration = value if field == 7 else duration
-    return ChakraNode(number, name, kind, tuple(set(after)), float(duration), on_processor, size)
+    return ChakraNode(number, name, kind, tuple(set(after)), duration, on_processor, size)
 
 
 def _packed(data: memoryview) -> Iterator[int]:
@@ -199,20 +223,24 @@ def _replayed(path: Path, nodes: list[ChakraNode], world_size: int | None) -> De
     if not nodes:
         raise InputError(f"{path} holds no nodes.")
     for node in nodes:
-        if not 0 <= node.duration_us < 1e12:
-            raise InputError(f"{path}: node {node.number} lasts {node.duration_us:g} µs, which cannot be.")
+        if not 0 <= node.duration_us < _LONGEST_US:
+            number = str(node.number)[:40]
+            raise InputError(f"{path}: node {number} lasts {shown(node.duration_us)} µs, which cannot be.")
     if not any(node.duration_us for node in nodes):
         raise InputError(
             f"{path} holds no durations, so it says nothing about time. Give a Chakra trace that was linked with the "
             "profiler's (chakra_trace_link), or the profiler's own trace."
         )
+    total_us = sum(node.duration_us for node in nodes)
+    if total_us >= _LATEST_US:
+        raise InputError(f"{path}: its nodes last {total_us:g} µs together, which cannot be. Is it damaged?")
     start = _replay(path, nodes)
     work = [node for node in nodes if not node.on_processor] or nodes
     device = work is not nodes
     names = {name: i for i, name in enumerate(dict.fromkeys(node.name for node in work))}
     begin = np.array([start[node.number] for node in work], dtype=np.float64)
     length = np.array([node.duration_us for node in work], dtype=np.float64)
-    launch = [_launch(node, start, nodes) for node in work] if device else [NO_LAUNCH] * len(work)
+    launch = [_launch(node, start) for node in work] if device else [NO_LAUNCH] * len(work)
     rank = _FILE_RANK.search(path.name)
     order = np.argsort(begin, kind="stable")
     start_ns = np.rint(begin * 1e3).astype(np.int64)
@@ -232,7 +260,7 @@ def _replayed(path: Path, nodes: list[ChakraNode], world_size: int | None) -> De
     return DeviceTrace(
         source=str(path),
         rank=int(rank[1]) if rank and len(rank[1]) < 7 else None,
-        world_size=world_size if world_size and 0 < world_size < 10_000_000 else None,
+        world_size=world_size,
         backend=None,
         gpus=(),
         work=DeviceWork(*(getattr(columns, name)[order] for name in DeviceWork.__slots__)),
@@ -252,7 +280,7 @@ def _work(node: ChakraNode) -> Work:
     return Work.COMMUNICATION if node.kind in (_COLLECTIVE, _SEND, _RECEIVE) else work_of(node.name)
 
 
-def _launch(node: ChakraNode, start: dict[int, float], nodes: list[ChakraNode]) -> int:
+def _launch(node: ChakraNode, start: dict[int, float]) -> int:
     begins = [start[number] for number in node.after if number in start]
     return round(max(begins) * 1e3) if begins else NO_LAUNCH
 

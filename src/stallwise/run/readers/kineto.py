@@ -18,6 +18,7 @@ from stallwise.run.readers.kineto_fields import (
     count_of,
     decoded,
     element_bytes,
+    elements_of,
     gradient_of,
     group_of,
     ns,
@@ -26,16 +27,18 @@ from stallwise.run.readers.kineto_fields import (
 )
 from stallwise.run.readers.kineto_flops import counts, flops_of
 from stallwise.run.readers.kineto_work import WorkColumns
+from stallwise.run.readers.numbers import count, shown
 
 # Beyond this many microseconds a moment has no nanoseconds in 64 bits (and lies in the year 2255).
 _LATEST_US = 9.0e15
 _LONGEST_US = 1e12
+_LAST_STEP = 2**31 - 1
 
 _DEVICE = {"kernel", "Kernel", "gpu_memcpy", "Memcpy", "gpu_memset", "Memset", "cuda_sync"}
 _RUNTIME = {"cuda_runtime", "Runtime", "cuda_driver", "hip_runtime", "xpu_runtime"}
 _HOST = {"cpu_op", "Operator", "user_annotation"}
 
-_STEP = re.compile(r"^ProfilerStep\s*#\s*(\d+)")
+_STEP = re.compile(r"^ProfilerStep\s*#\s*(\d{1,18})")
 
 
 class _Host(IntEnum):
@@ -94,6 +97,7 @@ class _Found:
             elif category in _DEVICE:
                 self._device(event, ts, event.dur)
             elif category == "gpu_user_annotation" and _STEP.match(event.name):
+                self._check(event, ts, event.dur)
                 self._last_mark(ts)
 
     def _device(self, event: Event, ts: float, dur: float) -> None:
@@ -151,7 +155,7 @@ class _Found:
         self._check(event, ts, dur)
         if kind is _Host.STEP:
             number = int(_STEP.match(name)[1])  # type: ignore[index]
-            self.steps.append(Step(bounded(number), ns(ts), ns(ts) + ns(dur)))
+            self.steps.append(Step(min(number, _LAST_STEP), ns(ts), ns(ts) + ns(dur)))
             self._last_mark(ts)
         elif kind is _Host.GRADIENT:
             self.gradients.append(gradient_of(event, ts))
@@ -180,20 +184,20 @@ class _Found:
             width = element_bytes(types[0]) if isinstance(types, list) and types else None
             self.calls.append(Call(ns(ts), event.name, elements, width, group=group))
         elif args is not None and args.elements is not None:
-            width, size = element_bytes(args.dtype), whole(args.group_size)
-            self.calls.append(Call(ns(ts), str(args.collective or ""), whole(args.elements), width, size, group))
+            width, name = element_bytes(args.dtype), str(args.collective or "")
+            self.calls.append(Call(ns(ts), name, elements_of(args.elements), width, whole(args.group_size), group))
 
     def _check(self, event: Event, ts: float, dur: float) -> None:
         if -_LATEST_US < ts < _LATEST_US and 0 <= dur < _LONGEST_US:
             return
         if dur < 0:
             raise InputError(
-                f"{self.path}: {event.name[:80]!r} lasts {dur:g} µs, less than nothing. Record the trace again; such "
-                "times come from a profiler that lost events."
+                f"{self.path}: {event.name[:80]!r} lasts {shown(dur)} µs, less than nothing. Record the trace again; "
+                "such times come from a profiler that lost events."
             )
         raise InputError(
-            f"{self.path}: {event.name[:80]!r} begins at {ts:g} µs and lasts {dur:g} µs, which cannot be. Is the file "
-            "damaged?"
+            f"{self.path}: {event.name[:80]!r} begins at {shown(ts)} µs and lasts {shown(dur)} µs, which cannot be. "
+            "Is the file damaged?"
         )
 
     def _last_mark(self, ts: float) -> None:
@@ -215,7 +219,7 @@ class _Found:
         return DeviceTrace(
             source=str(self.path),
             rank=None if job is None else job.rank,
-            world_size=None if job is None else job.world_size,
+            world_size=self._world_size(header),
             backend=None if job is None else job.backend,
             gpus=tuple(device.name or "GPU" for device in header.devices or ()),
             work=work,
@@ -234,6 +238,10 @@ class _Found:
             fractional=self.fractional,
             on_processor=on_processor,
         )
+
+    def _world_size(self, header: Header) -> int | None:
+        size = None if header.job is None else header.job.world_size
+        return count(size, "world_size", str(self.path)) if size else None
 
     def _on_processor(self) -> DeviceWork:
         sizes = {call.at_ns: call.bytes for call in self.calls}

@@ -10,6 +10,8 @@ _ELEMENT_BYTES = {
     "bool": 1, "unsigned char": 1, "signed char": 1, "long int": 8, "float8_e4m3fn": 1, "float8_e5m2": 1,
 }  # fmt: skip
 _LONGEST = 4096
+# A tensor of more elements than this is none; sums over all tensors of a trace stay within 63 bits.
+_MOST_ELEMENTS = 2**40
 
 
 def element_bytes(dtype: object) -> int | None:
@@ -22,9 +24,8 @@ def gradient_of(event: Event, ts: float) -> Gradient:
     dims = None if event.args is None else decoded(event.args.dims)
     types = None if event.args is None else decoded(event.args.types)
     shape = dims[0] if isinstance(dims, list) and dims else None
-    known = isinstance(shape, list) and all(type(n) is int and 0 <= n < 2**40 for n in shape)
     width = element_bytes(types[0]) if isinstance(types, list) and types else None
-    return Gradient(ns(ts), tuple(shape) if known and isinstance(shape, list) else None, width)
+    return Gradient(ns(ts), tuple(shape) if isinstance(shape, list) and _product(shape) is not None else None, width)
 
 
 def count_of(dims: object) -> int | None:
@@ -32,12 +33,22 @@ def count_of(dims: object) -> int | None:
     if not isinstance(dims, list) or not dims:
         return None
     first = dims[0]
-    if isinstance(first, list) and first and all(type(n) is int for n in first):
-        total = 1
-        for n in first:
-            total *= n
-        return total if 0 <= total < 2**60 else None
-    return None
+    return _product(first) if isinstance(first, list) and first else None
+
+
+def elements_of(value: object) -> int | None:
+    """A number of elements as an event says it; None where no tensor has so many."""
+    found = whole(value)
+    return found if found is not None and 0 <= found < _MOST_ELEMENTS else None
+
+
+def _product(shape: list[object]) -> int | None:
+    """Elements of a tensor of this shape; None where it is none."""
+    total = 1
+    for n in shape:
+        if type(n) is not int or not 0 <= n < _MOST_ELEMENTS or (total := total * n) >= _MOST_ELEMENTS:
+            return None
+    return total
 
 
 def group_of(args: Args) -> Group | None:

@@ -1,7 +1,8 @@
 """FLOPs of the operators that do nearly all of them, from the shapes in a trace (`record_shapes=True`).
 
 A multiply and an add count as two. Matrix products: 2·m·k·n; convolutions: 2·outputs·(channels of a group × kernel);
-attention: 4·batch·heads·queries·keys·width. Of nested operators only one name is counted.
+attention: 4·batch·heads·queries·keys·width. Of nested operators only one name is counted: attention that torch makes of
+products (`…_math`) is counted by them.
 """
 
 import json
@@ -11,13 +12,14 @@ from collections.abc import Sequence
 PRODUCTS = {"aten::mm": 0, "aten::addmm": 1, "aten::bmm": 0, "aten::baddbmm": 1}
 """Operators and the place of their first factor."""
 CONVOLUTION = "aten::convolution"
-ATTENTION = "aten::_scaled_dot_product"
+ATTENTION, OF_PRODUCTS = "aten::_scaled_dot_product", "_math"
 _MOST = 2**62
 
 
 def counts(name: str) -> bool:
     """Whether an operator of this name is counted."""
-    return name in PRODUCTS or name == CONVOLUTION or name.startswith(ATTENTION)
+    fused = name.startswith(ATTENTION) and not name.endswith(OF_PRODUCTS)
+    return name in PRODUCTS or name == CONVOLUTION or fused
 
 
 def flops_of(name: str, shapes: object, values: object) -> float | None:

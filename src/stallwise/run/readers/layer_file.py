@@ -10,14 +10,17 @@ from typing import Literal
 import msgspec
 
 from stallwise.errors import InputError
-from stallwise.run.readers.numbers import text_of
+from stallwise.run.readers.numbers import MOST_RANKS, MOST_WORKERS, count, shown, text_of
 from stallwise.workload.layers import Layer, LayerTrace
 
 FORMAT, VERSION = "stallwise-layers", 1
 _NUMBERS = (
-    "prepare_s", "blocked_s", "workers", "copy_s", "update_s", "step_s", "inside_s", "between_s", "samples",
-    "flops_per_step", "element_bytes", "gpus", "gpus_per_node",
+    "prepare_s", "blocked_s", "copy_s", "update_s", "step_s", "inside_s", "between_s", "samples", "flops_per_step",
+    "element_bytes",
 )  # fmt: skip
+_MOST_BYTES = 2**50
+_MOST_PASSES = 10_000
+_COUNTS = {"gpus": (1, MOST_RANKS), "gpus_per_node": (1, MOST_RANKS), "workers": (0, MOST_WORKERS)}
 
 
 class LayerEntry(msgspec.Struct, frozen=True, kw_only=True):
@@ -87,18 +90,21 @@ def read_layer_file(path: Path) -> LayerDocument:
     for name in _NUMBERS:
         value = getattr(document, name)
         if value is not None and not 0 <= value < 1e18:
-            raise InputError(f"{path}: {name} is {value:g}; it must be a number of at least 0.")
-    for name in ("gpus", "gpus_per_node", "element_bytes"):
-        if getattr(document, name) == 0:
-            raise InputError(f"{path}: {name} is 0; leave it out where it is not known.")
+            raise InputError(f"{path}: {name} is {shown(value)}; it must be a number of at least 0.")
+    for name, (least, most) in _COUNTS.items():
+        if getattr(document, name) is not None:
+            count(getattr(document, name), name, str(path), least=least, most=most)
+    if document.element_bytes == 0:
+        raise InputError(f"{path}: element_bytes is 0; leave it out where it is not known.")
     if not document.layers:
         raise InputError(f"{path} holds no layers.")
-    if document.overlap.accumulate < 1:
-        raise InputError(f"{path}: overlap.accumulate is {document.overlap.accumulate}; it must be at least 1.")
+    count(document.overlap.accumulate, "overlap.accumulate", str(path), most=_MOST_PASSES)
     for name in ("bucket_bytes", "first_bucket_bytes"):
         size = getattr(document.overlap, name)
-        if size is not None and size < 1:
-            raise InputError(f"{path}: overlap.{name} is {size}; it must be at least 1, or left out.")
+        if size is not None:
+            count(size, f"overlap.{name}", str(path), most=_MOST_BYTES)
+    for entry in document.layers:
+        count(entry.gradient_bytes, f"gradient_bytes of {entry.name[:80]!r}", str(path), least=0, most=_MOST_BYTES)
     if [entry.id for entry in document.layers] != list(range(len(document.layers))):
         raise InputError(f"{path}: layer ids must count from 0 in forward order, each once.")
     trace_of(document, path)  # says which layer has a time that cannot be

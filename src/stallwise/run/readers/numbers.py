@@ -1,4 +1,4 @@
-"""What every reader does: get the text, get numbers out of it, and say where they are wrong."""
+"""What every reader does: get the text, plain or gzip, get numbers out of it, and say where they are wrong."""
 
 import csv
 import io
@@ -7,15 +7,23 @@ from collections.abc import Collection
 from pathlib import Path
 
 from stallwise.errors import InputError
+from stallwise.run.readers.kineto_events import read_whole
+
+MOST_RANKS = 1_000_000
+"""Of a job, and GPUs of a machine: ten times what the largest have. Memory grows with them, so a file's word is not
+enough."""
+MOST_WORKERS = 10_000
+"""Of one rank's loader."""
+_LARGEST = 1e300
 
 
 def text_of(path: Path) -> str:
     """The text of a file that is there, is text and is not empty."""
+    if path.is_dir():
+        raise InputError(f"{path} cannot be read as text: it is a folder; give the trace itself.")
     try:
-        text = path.read_text(encoding="utf-8")
-    except FileNotFoundError:
-        raise InputError(f"There is no file {path}.") from None
-    except (UnicodeDecodeError, IsADirectoryError, PermissionError) as reason:
+        text = io.TextIOWrapper(io.BytesIO(read_whole(path)), encoding="utf-8").read()
+    except UnicodeDecodeError as reason:
         raise InputError(f"{path} cannot be read as text ({type(reason).__name__}); give the trace itself.") from None
     if not text.strip():
         raise InputError(f"{path} is empty.")
@@ -30,6 +38,18 @@ def number(text: str, what: str, where: str) -> float:
         raise InputError(f"{where}: {what} is {text!r}, which is no number.") from None
     if not math.isfinite(value) or value < 0:
         raise InputError(f"{where}: {what} is {text}; it must be a finite number of at least 0.")
+    return value
+
+
+def shown(value: float) -> str:
+    """A number as people read it; JSON has whole ones of thousands of digits, which no format takes."""
+    return f"{max(-_LARGEST, min(_LARGEST, value)):.10g}"
+
+
+def count(value: int, what: str, where: str, *, least: int = 1, most: int = MOST_RANKS) -> int:
+    """A number of ranks, GPUs or workers that can be, or a sentence."""
+    if not least <= value <= most:
+        raise InputError(f"{where}: {what} is {shown(value)}; it must be a whole number from {least} to {most:,}.")
     return value
 
 
