@@ -33,6 +33,7 @@ demo: $(STAMP) ## profile a bundled training job (JPEGs, a small CNN, two proces
 
 # Three files at a time: on two cores much of a test is waiting. What compares measured times runs by itself.
 test: $(STAMP) check ## every check and every test
+	@$(BIN)/python -m compileall -q src tests # programs that tests start would compile them anew where Python may not write
 	$(BIN)/python -m pytest -m 'not soak and not alone' --numprocesses 3 --dist loadfile
 	$(BIN)/python -m pytest -m 'alone and not soak'
 

@@ -45,7 +45,7 @@ SETTLE_S, SETTLE_CORE_S, WINDOW_S = 3.0, 1.0, 5.0
 CALM_S, PRESSURE_S, REST_S = 4.0, 12.0, 8.0
 PRESSED = 0.5
 """Cores left under pressure, as a multiple of the knee."""
-BATCH, SAMPLE_S, CORE_S = 16, 0.010, 0.0075
+BATCH, SAMPLE_S, CORE_S = 16, 0.010, 0.005
 WORK = ("--batch", str(BATCH), "--sample-s", str(SAMPLE_S), "--core-s", str(CORE_S))
 
 
