@@ -8,8 +8,8 @@ with the bare control group and with the job's own help, in turns. Last, the sam
 pressure twice: deflated, and with the rank's machine killed when the pressure begins and started when it ends.
 
 Cores that are taken are taken for somebody. So all through, profile included, neighbours use whatever the job leaves
-(SCHED_IDLE: they give way at once). Cores that rested between two quotas instead would come back slower for a
-millisecond or more: here they decoded 18 to 32 % fewer pictures per core-second (docs/deflation.md).
+(SCHED_IDLE: they give way at once), and each rank has a core of its own. What a core gets done in a second, which also
+depends on the quota (`deflate_core`), is not what is tested: samples take a fixed core time.
 
 Bars (written before the measurement): each measured step within 10 % of the predicted one; with the job's help never
 slower than 1.03 × the bare control group; deflated the job ends sooner than killed. Needs root and a cpu controller.
@@ -57,7 +57,7 @@ def measure() -> list[Result]:
         return [Result(claim="a deflated job follows its curve", measured=f"not measured: {why_not}", held=False)]
     folder = Path(tempfile.mkdtemp())
     try:
-        with _neighbours():
+        with neighbours():
             response = _profiled(folder)
             return [*_curve(folder, response), *_race(folder, response)]
     finally:
@@ -65,7 +65,7 @@ def measure() -> list[Result]:
 
 
 @contextlib.contextmanager
-def _neighbours() -> Iterator[None]:
+def neighbours() -> Iterator[None]:
     """Who uses what the job leaves of every core, and nothing else."""
     program = "import os\nos.sched_setscheduler(0, os.SCHED_IDLE, os.sched_param(0))\nwhile True: pass"
     running = [subprocess.Popen([sys.executable, "-c", program]) for _ in range(os.cpu_count() or 1)]
@@ -325,7 +325,7 @@ def main(words: Sequence[str]) -> int:
     """Parts by name; all without one."""
     folder = Path(tempfile.mkdtemp())
     try:
-        with _neighbours():
+        with neighbours():
             response = _profiled(folder)
             parts = {"curve": _curve, "race": _race}
             found = [result for name in words or parts for result in parts[name](folder, response)]

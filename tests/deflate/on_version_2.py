@@ -88,7 +88,7 @@ def test_what_cannot_be() -> str:
         time.sleep(0.5)
         said = [deflate(str(pid), "--cpu", "0.01", code=2), deflate(str(pid), "--memory", "50MB", code=2)]
         assert not made_for(pid)
-    said.append(deflate("/no-such-group", "--cpu", "0.5", code=1))
+    said.append(deflate("/no-such-group", "--cpu", "0.5", code=2))
     return " / ".join(re.sub(r"\s+", " ", one).strip() for one in said)
 
 

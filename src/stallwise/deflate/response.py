@@ -23,6 +23,8 @@ from stallwise.record.setup import own_fabric
 from stallwise.record.split import Measured, measure
 from stallwise.run.reader import Run
 
+_SPINS = 0.95
+"""A process that is busy for this part of its step, or more, may spin."""
 LEVELS = (1.0, 0.9, 0.8, 0.7, 0.6, 0.5, 0.4, 0.3, 0.2, 0.1)
 
 
@@ -88,12 +90,13 @@ def _handing_s(made: Response, found: Measured) -> float:
 def _process_s(run: Run, loads_s: float) -> float:
     """Core-seconds of a rank's own process per step as is, less what it spends on loading by itself.
 
-    Beside a GPU a process may spin while it waits, which is no work that a quota would take from it: 0.
+    Also beside a GPU, where launching kernels is most of it. A process that spins there while it waits looks busier
+    than it need be; at worst the knee is said to be higher by a core.
     """
     import polars as pl
 
     steps = run.table("steps").filter((pl.col("phase") == plan.AS_IS) & pl.col("kept") & pl.col("cpu_s").is_not_null())
-    if any(node.gpus for node in run.manifest.nodes) or not steps.height:
+    if not steps.height:
         return 0.0
     return max(0.0, float(steps.group_by("rank").agg(pl.col("cpu_s").mean()).get_column("cpu_s").max()) - loads_s)  # type: ignore[arg-type]
 
@@ -137,6 +140,8 @@ def _assumptions(response: Response) -> tuple[str, ...]:
     ]
     if response.process_s == 0:
         said.append("The loader's work on cores is known; what the training process itself needs there comes on top.")
+    elif response.process_s >= _SPINS * response.at(Kept()).step_s:
+        said.append("The training process keeps a core busy all the time. Where it only spins, one more can go.")
     if response.job.work is not None:
         said.append("All time the loader was blocked for is taken to come over the link that is throttled.")
     if response.memory is not None and math.isfinite(response.memory.bytes):
