@@ -62,8 +62,12 @@ def _say(sentence: str) -> None:
 def _ended_by_sigterm() -> Iterator[None]:
     """Batch systems end a job with SIGTERM: workers are to be ended then as after Ctrl-C."""
 
+    ended = 0
+
     def leave(number: int, _: FrameType | None) -> None:
-        raise SystemExit(128 + number)
+        nonlocal ended
+        ended = 128 + number
+        raise SystemExit(ended)
 
     try:
         before = signal.signal(signal.SIGTERM, leave)
@@ -72,5 +76,9 @@ def _ended_by_sigterm() -> Iterator[None]:
         return
     try:
         yield
+    except BaseException:
+        if ended:  # Ray, interrupted while it waits, makes something else of it
+            raise SystemExit(ended) from None
+        raise
     finally:
         signal.signal(signal.SIGTERM, before)
