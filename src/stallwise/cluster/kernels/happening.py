@@ -90,6 +90,8 @@ def lose(rules, book, space, desk, job, now):
 
 @inner
 def _demote(rules, book, desk, job, now):
+    if book[job].queue >= len(desk.limits):
+        return  # in the last queue already: a job that was resized has planned this more than once
     if rules.deflate < 1.0 and served(rules, book, job, now) < desk.limits[book[job].queue] * (1.0 - 1e-12):
         plan_queue(rules, book, desk, job, now)  # it was shrunk after this was planned
         return
