@@ -7,7 +7,7 @@ from hypothesis import strategies as st
 
 from stallwise.cluster.job import Job
 from stallwise.cluster.policies import POLICIES, policy_named
-from stallwise.cluster.simulator import Costs, simulate
+from stallwise.cluster.simulator import Costs, View, simulate
 from stallwise.cluster.speed import Penalty
 from stallwise.cluster.topology import Cluster
 from tests.cluster.laws import Watcher, check_outcome
@@ -77,3 +77,17 @@ def test_seeds_reproduce_bit_for_bit(name: str) -> None:
     for field in ("first_start_s", "finish_s", "run_s", "preemptions", "widest"):
         assert (getattr(once, field) == getattr(again, field)).all()
     assert (once.series.time_s == again.series.time_s).all()
+
+
+def test_a_resized_job_is_not_demoted_beyond_the_last_queue() -> None:
+    """It has planned its demotion more than once; beyond the last queue there is no limit to compare with."""
+    policy = policy_named("2d-las:deflate=0.5")
+    jobs = [Job(id=str(i), arrival_s=60.0 * i, gpus=1 << i % 4, work_s=600.0 + i * i * 37 % 30_000) for i in range(60)]
+    deepest = 0
+
+    def watch(view: View) -> None:
+        nonlocal deepest
+        deepest = max(deepest, int(view.book["queue"].max()))
+
+    simulate(jobs, Cluster.counts(gpus=8, machines=2), policy, costs=Costs(restart_s=60.0), watch=watch)
+    assert deepest == len(policy.order.limits_gpu_s)

@@ -53,6 +53,18 @@ class Series:
     fragmented_gpus: Counts
     """Free GPUs that at least one waiting job was small enough for."""
 
+    @classmethod
+    def of(cls, rows: Floats) -> "Series":
+        """From rows with a column for each, in this order."""
+        return cls(
+            time_s=rows[:, 0],
+            busy_gpus=rows[:, 1].astype(np.int64),
+            running_jobs=rows[:, 2].astype(np.int64),
+            waiting_jobs=rows[:, 3].astype(np.int64),
+            waiting_gpus=rows[:, 4].astype(np.int64),
+            fragmented_gpus=rows[:, 5].astype(np.int64),
+        )
+
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
 class Outcome:

@@ -59,14 +59,7 @@ class Ledger:
             preemptions=self.stops[back],
             migrations=self.moves[back],
             widest=self.widest[back],
-            series=Series(
-                time_s=rows[:, 0],
-                busy_gpus=rows[:, 1].astype(np.int64),
-                running_jobs=rows[:, 2].astype(np.int64),
-                waiting_jobs=rows[:, 3].astype(np.int64),
-                waiting_gpus=rows[:, 4].astype(np.int64),
-                fragmented_gpus=rows[:, 5].astype(np.int64),
-            ),
+            series=Series.of(rows),
             events=self.rounds,
             held_gpu_s=self.held_gpu_s[back],
         )
