@@ -83,9 +83,9 @@ def measure_case(case: Case, hosts: Sequence[Host], folder: Path) -> tuple[dict,
     """What the model says of a case, and what happened."""
     run, machine, plan = (folder / f"{case.network}.{kind}" for kind in ("run", "machine.json", "plan.json"))
     job = (str(JOB), "--network", case.network, "--compute", str(case.compute_s))
-    stallwise("profile", "--no-cold", "--max-time", "12", "-o", str(run), *job)
+    stallwise("profile", "--no-cold", "--max-time", "12s", "-o", str(run), *job)
     shape(hosts, case.rate_mbit)
-    everywhere(hosts, "-m", "stallwise", "probe", *world(hosts), "--max-time", "12", "-o", str(machine))
+    everywhere(hosts, "-m", "stallwise", "probe", *world(hosts), "--max-time", "12s", "-o", str(machine))
     asked = ("--gpus", "2", "--gpus-per-node", "1", "--machine", str(machine), "--no-curve", "--json")
     said = json.loads(stallwise("whatif", str(run), *asked, "--best-buckets", str(plan)))["best_buckets"]
     ranks = ("RANK={node}", "LOCAL_RANK=0", "WORLD_SIZE=2", f"MASTER_ADDR={hosts[0].address}", "MASTER_PORT={port}")

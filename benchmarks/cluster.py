@@ -1,19 +1,27 @@
-"""The cluster simulator: against a naive one in pure Python, from a cold process, and on the whole Philly log.
+"""The cluster simulator: against a naive one in pure Python and a released one, cold, and on the Philly log.
 
+The released one is Tiresias' (NSDI 2019, Python 2, converted by lib2to3); `python -m benchmarks cluster --checkout
+PATH` names a checkout of github.com/SymbioticLab/Tiresias; without one it is not shown.
 `build/cluster-scaling.svg` plots run time against number of jobs; the same figures are printed.
 """
 
+import csv
+import importlib.util
+import json
 import math
 import os
+import shutil
+import subprocess
 import sys
+import tempfile
 import time
 from collections.abc import Callable, Sequence
 from pathlib import Path
 
 from benchmarks import cluster_naive
-from benchmarks.harness import Result, command_s, take_turns
+from benchmarks.harness import Result, Times, command_s, take_turns
 from stallwise.cluster.job import Job
-from stallwise.cluster.policies import policy_named
+from stallwise.cluster.policies.catalog import policy_named
 from stallwise.cluster.simulator import simulate
 from stallwise.cluster.topology import Cluster
 from stallwise.cluster.traces import read_trace
@@ -31,6 +39,11 @@ SLOW = ("las", "gandiva")  # the naive ones: one round
 SIMPLER = {"fifo-skip": "fifo", "sjf": "fifo"} | dict.fromkeys(
     ("gittins", "tiresias", "dally", "dally-manual", "dally-no-wait", "dally-full", "patient"), "las"
 )
+SHORT_SLICE = TRACES / "philly_slices/philly_2000.csv"
+SMALL_GPUS = 128
+RELEASED = {"fifo": "fifo", "srsf": "shortest-gpu"}
+"""Our name of a policy, and that of Tiresias' simulator."""
+SAME = 1e-6  # of the mean JCT, beyond which the two did not simulate the same
 LOG_POLICIES = ("fifo", "srsf", "2d-las")
 SIZES = (5_000, 10_000, 20_000, 40_000, 82_247)
 # Twice as many jobs take at most so many times as long: "close to linear". n log n from 5,000 to 82,247 gives 1.1.
@@ -42,7 +55,7 @@ def measure() -> list[Result]:
     if not LOG.exists():
         return [Result(claim="cluster simulator", measured=f"no traces at {TRACES}; set STALLWISE_DATA", held=False)]
     quick = os.environ.get("STALLWISE_BENCH_QUICK") == "1"
-    found = [*against_naive(), cold()]
+    found = [*against_naive(), *against_released(), cold()]
     return found if quick else [*found, *whole_log()]
 
 
@@ -96,6 +109,72 @@ def others(jobs: list[Job], cluster: Cluster, naive_s: dict[str, float]) -> list
             )
         )
     return found
+
+
+def against_released() -> list[Result]:
+    """Whole processes, from the trace's file to every job's time, in turns; without its GPUs' places, as it is run."""
+    checkout = os.environ.get("STALLWISE_BENCH_CHECKOUT")
+    if not checkout or importlib.util.find_spec("lib2to3") is None:
+        why = "no --checkout of SymbioticLab/Tiresias" if not checkout else "this Python has no lib2to3"
+        return [Result(claim="a released simulator beside ours", measured=f"not shown: {why}")]
+    with tempfile.TemporaryDirectory() as name:
+        folder = Path(name) / "simulator"
+        shutil.copytree(Path(checkout) / "simulator", folder)
+        command = (sys.executable, "-W", "ignore", "-m", "lib2to3", "-w", "-n", str(folder))
+        subprocess.run(command, check=True, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL)
+        _write_as_tiresias(folder)
+        return [_released(folder, ours, theirs) for ours, theirs in RELEASED.items()]
+
+
+def _write_as_tiresias(folder: Path) -> None:
+    jobs = read_trace(SHORT_SLICE).jobs
+    with (folder / "jobs.csv").open("w", newline="") as file:
+        rows = csv.writer(file)
+        rows.writerow(("job_id", "num_gpu", "submit_time", "iterations", "model_name", "duration", "interval"))
+        rows.writerows(
+            (n, job.gpus, int(job.arrival_s), 1, "resnet50", int(job.work_s), 0) for n, job in enumerate(jobs)
+        )
+    head = "num_switch,num_node_p_switch,num_gpu_p_node,num_cpu_p_node,mem_p_node"
+    sizes = f"1,{SMALL_GPUS // 8},8,128,256"
+    (folder / "cluster.csv").write_text(f"{head}\n{sizes}\n")
+
+
+def _released(folder: Path, policy: str, schedule: str) -> Result:
+    theirs = (
+        sys.executable, "run_sim.py", "--cluster_spec=cluster.csv", "--scheme=count", "--trace_file=jobs.csv",
+        f"--schedule={schedule}", "--log_path=log",
+    )  # fmt: skip
+    place = f"machines={SMALL_GPUS // 8},gpus=8"
+    ours = (
+        sys.executable, "-m", "stallwise", "simulate", str(SHORT_SLICE), "--cluster", place,
+        "--policy", policy, "--json",
+    )  # fmt: skip
+    answers: dict[str, float] = {}
+
+    def run_ours() -> float:
+        began = time.perf_counter()
+        done = subprocess.run(ours, check=True, capture_output=True, text=True)
+        answers["ours"] = json.loads(done.stdout)["rows"][0]["jct_mean_s"]
+        return time.perf_counter() - began
+
+    def run_theirs() -> float:
+        shutil.rmtree(folder / "log", ignore_errors=True)
+        began = time.perf_counter()
+        subprocess.run(theirs, check=True, cwd=folder, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL)
+        took_s = time.perf_counter() - began
+        with (folder / "log/job.csv").open(newline="") as file:
+            seconds = [float(row["JCT"]) for row in csv.DictReader(file)]
+        answers["theirs"] = sum(seconds) / len(seconds)
+        return took_s
+
+    times: dict[str, Times] = take_turns({"ours": run_ours, "theirs": run_theirs}, ROUNDS)
+    ratio = times["theirs"].median_s / times["ours"].median_s
+    return Result(
+        claim=f"philly_2000 on {SMALL_GPUS} GPUs, {policy}, cold: the mean JCT of Tiresias' released simulator",
+        measured=f"{answers['ours']:.2f} s, theirs {answers['theirs']:.2f} s; "
+        f"{ratio:.2f}x: {times['ours']}, theirs {times['theirs']}",
+        held=abs(answers["ours"] / answers["theirs"] - 1) <= SAME,
+    )
 
 
 def cold() -> Result:

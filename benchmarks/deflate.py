@@ -32,7 +32,7 @@ from typing import TYPE_CHECKING
 from benchmarks.harness import Result
 
 if TYPE_CHECKING:
-    from stallwise.model.deflation import Response
+    from stallwise.model.deflation import DeflationResponse
 
 JOB = Path(__file__).with_name("jobs") / "deflate.py"
 WITHIN, NO_SLOWER = 0.10, 1.03
@@ -90,30 +90,30 @@ def _why_not() -> str:
     return ""
 
 
-def _profiled(folder: Path) -> "Response":
+def _profiled(folder: Path) -> "DeflationResponse":
+    from stallwise.analysis.analysis import open_run
     from stallwise.deflate.response import response_of
-    from stallwise.run.reader import Run
 
     run = folder / "run"
-    words = ("--nproc-per-node", "2", "--no-cold", "--max-time", "25", "-o", str(run), str(JOB), "--profile", *WORK)
+    words = ("--nproc-per-node", "2", "--no-cold", "--max-time", "25s", "-o", str(run), str(JOB), "--profile", *WORK)
     command = [sys.executable, "-m", "stallwise", "profile", *words]
     subprocess.run(command, check=True, capture_output=True)
-    return response_of(Run.open(run))
+    return response_of(open_run(run))
 
 
-def _knee_cores(response: "Response") -> float:
+def _knee_cores(response: "DeflationResponse") -> float:
     """Where what a step takes on cores takes as long as what it takes without: C / consume."""
-    from stallwise.model.deflation import Kept
+    from stallwise.model.deflation import ResourceFractions
 
-    return (response.cpu_s + response.process_s) / response.at(Kept()).step_s
+    return (response.cpu_s + response.process_s) / response.at(ResourceFractions()).step_s
 
 
 # ---- the curve ---------------------------------------------------------------------------------------------
 
 
-def _curve(folder: Path, response: "Response") -> list[Result]:
+def _curve(folder: Path, response: "DeflationResponse") -> list[Result]:
     from stallwise.deflate import act
-    from stallwise.model.deflation import Kept
+    from stallwise.model.deflation import ResourceFractions
 
     knee = _knee_cores(response)
     busy, cores = 0.0, {level: max(0.1, level * knee) for level in LEVELS}
@@ -122,7 +122,7 @@ def _curve(folder: Path, response: "Response") -> list[Result]:
         job.until_step(30)
         for turn in range(ROUNDS):
             for level, helped in list(windows)[:: -1 if turn % 2 else 1]:
-                want = act.Want(cpu=act.Amount(amount=cores[level]), cooperative=helped)
+                want = act.DeflationRequest(cpu=act.Amount(amount=cores[level]), cooperative=helped)
                 busy = act.deflate(str(job.pid(1)), want).busy_cores or 0.0
                 time.sleep(SETTLE_S + SETTLE_CORE_S / cores[level])
                 windows[level, helped].append(job.step_s(WINDOW_S))
@@ -130,7 +130,7 @@ def _curve(folder: Path, response: "Response") -> list[Result]:
         act.undo(str(job.pid(1)))
     rows = []
     for level in LEVELS:
-        kept = Kept(cpu=min(1.0, cores[level] / response.cores))
+        kept = ResourceFractions(cpu=min(1.0, cores[level] / response.cores))
         said = response.at(kept).step_s, response.cooperative(kept)[0].step_s
         rows.append((level, cores[level], said, {helped: windows[level, helped] for helped in (False, True)}))
     errors = [statistics.median(seen[False]) / said[0] - 1 for _, _, said, seen in rows]
@@ -167,16 +167,16 @@ def _all(errors: Sequence[float]) -> str:
 # ---- the race ----------------------------------------------------------------------------------------------
 
 
-def _race(folder: Path, response: "Response") -> list[Result]:
+def _race(folder: Path, response: "DeflationResponse") -> list[Result]:
     from stallwise.deflate import act
-    from stallwise.model.deflation import Kept, Pressure, choose
+    from stallwise.model.deflation import Pressure, ResourceFractions, deflate_or_lose
 
     cores = max(0.1, PRESSED * _knee_cores(response))
     samples = round((CALM_S + PRESSURE_S + REST_S) * 2 / SAMPLE_S)
 
     def deflated(job: "_Job") -> None:
         # It looks at what the job uses for as long as the calm lasts.
-        act.deflate(str(job.hosts[1].pid), act.Want(cpu=act.Amount(amount=cores), look_s=CALM_S))
+        act.deflate(str(job.hosts[1].pid), act.DeflationRequest(cpu=act.Amount(amount=cores), look_s=CALM_S))
         time.sleep(PRESSURE_S)
         act.undo(str(job.hosts[1].pid))
 
@@ -200,9 +200,9 @@ def _race(folder: Path, response: "Response") -> list[Result]:
             way(job)
             lasted[name] = job.ended_s() - begin_s
         print(f"{name}: {lasted[name]:.1f} s", file=sys.stderr, flush=True)
-    kept = Kept(cpu=min(1.0, cores / response.cores))
-    speed = response.at(Kept()).step_s / response.cooperative(kept)[0].step_s
-    choice = choose(speed, 2, Pressure(lasts_s=PRESSURE_S, restart_s=0.0))
+    kept = ResourceFractions(cpu=min(1.0, cores / response.cores))
+    speed = response.at(ResourceFractions()).step_s / response.cooperative(kept)[0].step_s
+    choice = deflate_or_lose(speed, 2, Pressure(lasts_s=PRESSURE_S, restart_s=0.0))
     return [
         Result(
             claim=f"{PRESSURE_S:g} s of pressure for {cores:.2f} cores' worth of one of two machines: deflated ends "
@@ -332,8 +332,8 @@ def main(words: Sequence[str]) -> int:
     finally:
         shutil.rmtree(folder, ignore_errors=True)
     for result in found:
-        print(f"{'held  ' if result.held else 'MISSED'} deflate: {result.claim}: {result.measured}", flush=True)
-    return int(not all(result.held for result in found))
+        print(f"{result.verdict:<6} deflate: {result.claim}: {result.measured}", flush=True)
+    return int(any(result.held is False for result in found))
 
 
 if __name__ == "__main__":

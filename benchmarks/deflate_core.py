@@ -56,7 +56,9 @@ def _decoder() -> Iterator[Callable[[float | None], float]]:
             if quota is None:
                 act.undo(str(running.pid))
             else:
-                act.deflate(str(running.pid), act.Want(cpu=act.Amount(amount=quota), cooperative=False, look_s=0.1))
+                act.deflate(
+                    str(running.pid), act.DeflationRequest(cpu=act.Amount(amount=quota), cooperative=False, look_s=0.1)
+                )
             time.sleep(WINDOW_S / 4)
             begin = lines[-1]
             time.sleep(WINDOW_S)
@@ -64,7 +66,9 @@ def _decoder() -> Iterator[Callable[[float | None], float]]:
 
         try:
             time.sleep(2.0)
-            act.deflate(str(running.pid), act.Want(cpu=act.Amount(amount=0.5), cooperative=False, look_s=0.1))
+            act.deflate(
+                str(running.pid), act.DeflationRequest(cpu=act.Amount(amount=0.5), cooperative=False, look_s=0.1)
+            )
             yield decode
         finally:
             act.undo(str(running.pid))

@@ -13,11 +13,11 @@ import numpy as np
 import rustworkx
 
 from benchmarks.harness import Result, take_turns
-from stallwise.model.graph import Graph, unroll
-from stallwise.model.iteration import iteration_graph
-from stallwise.model.overlap import Overlap, plan
-from stallwise.model.paths import longest_path
-from stallwise.model.step import predict_step
+from stallwise.model.exchange.overlap import Overlap, plan
+from stallwise.model.step.graph import Graph, unroll
+from stallwise.model.step.iteration import iteration_graph
+from stallwise.model.step.paths import longest_path
+from stallwise.model.step.prediction import predict_step
 from stallwise.workload.layers import Layer, LayerTrace
 
 NODES = 200_000

@@ -25,11 +25,16 @@ class Times:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Result:
-    """One claim after measuring: the sentence that is printed, and whether its bar was held."""
+    """One claim after measuring: the sentence that is printed, and whether its bar was held; None: no bar, shown."""
 
     claim: str
     measured: str
-    held: bool
+    held: bool | None = None
+
+    @property
+    def verdict(self) -> str:
+        """`held`, `missed`, or `shown` where nothing was claimed."""
+        return "shown" if self.held is None else "held" if self.held else "missed"
 
 
 def command_s(*command: str) -> float:

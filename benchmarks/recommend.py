@@ -15,15 +15,15 @@ from dataclasses import replace
 from pathlib import Path
 
 from benchmarks.harness import Result
+from stallwise.analysis.analysis import open_run
+from stallwise.analysis.job import JobModel
 from stallwise.cloud.recommend import recommend
-from stallwise.cloud.subject import Subject, subject_of
-from stallwise.cloud.wish import Wish
+from stallwise.cloud.request import RecommendRequest
 from stallwise.hardware import load_catalog
 from stallwise.hardware.catalog import Catalog
+from stallwise.hardware.gpu import Link
 from stallwise.hardware.imports import import_paths
-from stallwise.hardware.link import Link
-from stallwise.hardware.offer import Offer
-from stallwise.run.reader import Run
+from stallwise.hardware.instance import Offer
 from stallwise.units import gbit_per_s
 
 BAR_S = 2.0
@@ -38,20 +38,20 @@ def measure() -> Iterator[Result]:
         return
     with tempfile.TemporaryDirectory() as name:
         catalog = imported(table, Path(name))
-        subject = made_subject(Path(name) / "run", catalog)
+        model = made_model(Path(name) / "run", catalog)
         for what, offers in (("as listed", catalog.offers), ("each with a network", networked(catalog.offers))):
-            yield _timed(subject, offers, what)
+            yield _timed(model, offers, what)
 
 
-def _timed(subject: Subject, offers: tuple[Offer, ...], what: str) -> Result:
-    wish = Wish(samples=1_281_167, epochs=90, deadline_s=24 * 3600.0, scale_batch=True, retired=True)
+def _timed(model: JobModel, offers: tuple[Offer, ...], what: str) -> Result:
+    request = RecommendRequest(samples=1_281_167, epochs=90, deadline_s=24 * 3600.0, scale_batch=True, retired=True)
     times, cpu_s, fleets = [], [], 0
     for _ in range(ROUNDS):
         began_s, began_cpu_s = time.perf_counter(), time.process_time()
-        found = recommend(subject, wish, offers, dt.date.today())
+        found = recommend(model, request, offers, dt.date.today())
         times.append(time.perf_counter() - began_s)
         cpu_s.append(time.process_time() - began_cpu_s)
-        fleets = found.judged.fleets
+        fleets = found.search_counts.fleets
     middle = sorted(times)[ROUNDS // 2]
     spread = f"{min(times):.2f} to {max(times):.2f}"
     return Result(
@@ -115,9 +115,9 @@ def networked(offers: tuple[Offer, ...]) -> tuple[Offer, ...]:
     )
 
 
-def made_subject(folder: Path, catalog: Catalog) -> Subject:
+def made_model(folder: Path, catalog: Catalog) -> JobModel:
     """A run of four A10G with layers, gradients and a loader."""
     from tests.report.made_runs import make_full_run
 
     make_full_run(folder)
-    return subject_of(Run.open(folder), catalog)
+    return open_run(folder, catalog).model()

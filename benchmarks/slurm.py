@@ -9,9 +9,8 @@ import time
 from pathlib import Path
 
 from benchmarks.harness import Result, Times
-from stallwise.slurm.controller import Controller, Settings
-from stallwise.slurm.journal import Journal
-from stallwise.slurm.state import State
+from stallwise.slurm.controller import Controller, ControllerSettings
+from stallwise.slurm.state import ControllerState, DecisionLog
 from tests.slurm.recorded import Recorded
 
 NODES, JOBS, RUNNING = 1000, 1000, 400
@@ -42,9 +41,9 @@ def passes(name: str, rounds: int) -> tuple[float, Times]:
     """
     with tempfile.TemporaryDirectory() as folder:
         slurm = Recorded(nodes=NODES, waiting=JOBS, running=RUNNING)
-        state = State.open(Path(folder), "recorded")
-        settings = Settings(partition="gpu", policy=name)
-        controller = Controller(settings, slurm, state, Journal(None), Path(folder), clock=lambda: slurm.now_s)
+        state = ControllerState.open(Path(folder), "recorded")
+        settings = ControllerSettings(partition="gpu", policy=name)
+        controller = Controller(settings, slurm, state, DecisionLog(None), Path(folder), clock=lambda: slurm.now_s)
         controller.warm_up()
         samples = []
         for _ in range(rounds + 1):

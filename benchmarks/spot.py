@@ -5,8 +5,8 @@ import time
 
 from benchmarks.harness import Result, take_turns
 from stallwise.spot.lifetimes.models import Exponential
-from stallwise.spot.plan.closed import Work
-from stallwise.spot.plan.fleet import Kind, one_kind
+from stallwise.spot.plan.closed import JobWork
+from stallwise.spot.plan.fleet import MachineKind, uniform_fleet
 from stallwise.spot.plan.simulate import simulate
 
 REPLAYS, MACHINES, CORES = 10_000, 64, 2
@@ -17,9 +17,9 @@ _HOUR_S = 3600.0
 
 def measure() -> list[Result]:
     """Median of five, after one that compiles."""
-    work = Work(work_s=24 * _HOUR_S, interval_s=1800, save_s=30, provision_s=90, restart_s=60)
-    kind = Kind(name="spot", usd_per_h=3.0, spot_usd_per_h=1.0, life=Exponential(200 * _HOUR_S))
-    fleet = one_kind(kind, MACHINES)
+    work = JobWork(work_s=24 * _HOUR_S, interval_s=1800, save_s=30, provision_s=90, restart_s=60)
+    kind = MachineKind(name="spot", usd_per_h=3.0, spot_usd_per_h=1.0, life=Exponential(200 * _HOUR_S))
+    fleet = uniform_fleet(kind, MACHINES)
     losses: list[float] = []
 
     def once() -> float:

@@ -14,9 +14,9 @@ import polars as pl
 
 from benchmarks.harness import Result
 from stallwise.spot.lifetimes.models import Exponential
-from stallwise.spot.plan.closed import Work
-from stallwise.spot.plan.fleet import Kind, one_kind
-from stallwise.spot.plan.price import STATIC, PriceRule, Prices, steady_spend
+from stallwise.spot.plan.closed import JobWork
+from stallwise.spot.plan.fleet import MachineKind, uniform_fleet
+from stallwise.spot.plan.prices import STATIC, PriceRule, SpotPrices, steady_spend
 from stallwise.spot.plan.simulate import Outcomes, simulate
 from validation.harness import data_folder
 
@@ -24,7 +24,7 @@ _DAY_S = 86400.0
 _HISTORY = "catalog/aws_spot_history.parquet"
 _LEARNED_DAYS, _JUDGED_DAYS = 365, 365
 _MACHINES, _REPLAYS = 4, 200
-_WORK = Work(work_s=7 * _DAY_S, interval_s=3600, save_s=30, provision_s=90, restart_s=60)
+_WORK = JobWork(work_s=7 * _DAY_S, interval_s=3600, save_s=30, provision_s=90, restart_s=60)
 
 
 @dataclass(frozen=True)
@@ -35,7 +35,7 @@ class Compared:
     dynamic: tuple[float, float]
 
 
-def all_series() -> Iterator[tuple[Prices, Prices]]:
+def all_series() -> Iterator[tuple[SpotPrices, SpotPrices]]:
     """A year to learn from and the year after it, of every type and zone that has both without longer holes."""
     path = data_folder() / _HISTORY
     if not path.is_file():
@@ -49,15 +49,17 @@ def all_series() -> Iterator[tuple[Prices, Prices]]:
         if at_s[-1] < end or np.diff(at_s[at_s < end]).max() > 7 * _DAY_S:
             continue
         before, after = at_s < middle, (at_s >= middle) & (at_s < end)
-        yield Prices(at_s[before], usd[before], middle), Prices(at_s[after], usd[after], end)
+        yield SpotPrices(at_s[before], usd[before], middle), SpotPrices(at_s[after], usd[after], end)
 
 
-def compare(learned: Prices, judged: Prices) -> Compared:
+def compare(learned: SpotPrices, judged: SpotPrices) -> Compared:
     """The three rules on one series."""
-    kind = Kind(name="spot", usd_per_h=0.0, spot_usd_per_h=learned.mean_usd_per_h, life=Exponential(200 * 3600.0))
+    kind = MachineKind(
+        name="spot", usd_per_h=0.0, spot_usd_per_h=learned.mean_usd_per_h, life=Exponential(200 * 3600.0)
+    )
 
     def run(rule: PriceRule) -> Outcomes:
-        fleet = one_kind(kind, _MACHINES)
+        fleet = uniform_fleet(kind, _MACHINES)
         return simulate(_WORK, fleet, replays=_REPLAYS, on_loss="shrink", prices=judged, rule=rule, threads=1)
 
     static = run(STATIC)
@@ -78,7 +80,9 @@ def measure() -> list[Result]:
     """Medians over series; the bar: following the price costs no more than not following it."""
     found = [compare(learned, judged) for learned, judged in all_series()]
     if not found:
-        return []
+        return [
+            Result(claim="fleets that follow their price", measured="no price series; set STALLWISE_DATA", held=False)
+        ]
     cost, time = np.median([one.dynamic for one in found], axis=0) * 100
     best, worst = np.quantile([one.dynamic[0] for one in found], [0.1, 0.9]) * 100
     never = sum(not np.isfinite(one.cap[0]) for one in found)

@@ -21,16 +21,16 @@ from torch import distributed as dist
 from torch import nn
 from torch.nn.parallel import DistributedDataParallel
 
-from stallwise.record import study_net, study_rank
-from stallwise.record.study import LEAST_S, S_PER_MAC, Settings, _environment, _free_port
-from stallwise.record.study_hosts import shape, study_hosts
+from stallwise.machine import study_rank
+from stallwise.machine._study_hosts import shape, study_hosts
+from stallwise.machine.study import LEAST_S, S_PER_MAC, StudySettings, _environment, _free_port
 from stallwise.units import parse_rate
 from stallwise.workload.families import network
 
 SIZES = (64_000, 125_000, 368_000, 1_112_000, 2_500_000, 8_000_000)
 NETWORKS = "squeezenet1_0,mobilenet_v2,resnet10,resnet18,densenet121"
 REST_S, ROUNDS, STEPS = 0.004, 8, 10
-SCALE, BATCH = Settings(networks=(), rates=()).scale, Settings(networks=(), rates=()).batch
+SCALE, BATCH = StudySettings(networks=(), rates=()).scale, StudySettings(networks=(), rates=()).batch
 ends: list[float] = []
 sent: dict[int, tuple[float, float]] = {}
 
@@ -50,7 +50,7 @@ def main(rate: str = "1gbit", networks: str = NETWORKS) -> None:
 
 def rank_main(rate: str, networks: str) -> None:
     """One of the two ranks; rank 0 prints."""
-    study_rank._first_in_line()
+    study_rank._raise_priority()
     torch.set_num_threads(1)
     dist.init_process_group("gloo")
     for line in (*messages(parse_rate(rate)), *(line for name in networks.split(",") for line in layers(name))):
@@ -111,7 +111,7 @@ def layers(name: str) -> Iterator[str]:
 
 def made(name: str) -> nn.Module:
     """As the study makes it."""
-    return study_net.SleepingNetwork(network(name), scale=SCALE, s_per_mac=BATCH * S_PER_MAC, least_s=LEAST_S)
+    return study_rank.SleepingNetwork(network(name), scale=SCALE, s_per_mac=BATCH * S_PER_MAC, least_s=LEAST_S)
 
 
 def in_ddp(name: str, hook: Callable[[Any, Any], Any]) -> nn.Module:
@@ -163,11 +163,11 @@ def marked(ctx: Any, *gradients: torch.Tensor) -> Any:
     return found
 
 
-plain = study_net._Asleep.backward
+plain = study_rank._SleepingLayer.backward
 
 if __name__ == "__main__":
     if "RANK" in os.environ:
-        study_net._Asleep.backward = staticmethod(marked)  # type: ignore[method-assign]
+        study_rank._SleepingLayer.backward = staticmethod(marked)  # type: ignore[method-assign]
         rank_main(*sys.argv[1:])
     else:
         main(*sys.argv[1:])

@@ -11,11 +11,11 @@ from collections.abc import Callable, Sequence
 import numpy as np
 
 from benchmarks.harness import Result, Times, take_turns
-from stallwise.cluster.engines.local import Local
-from stallwise.cluster.engines.on_ray import OnRay, ray_package
-from stallwise.cluster.engines.ray_cluster import joined
 from stallwise.cluster.job import Job
-from stallwise.cluster.sweep import Engine, Place, Run, Sweep, run_sweep
+from stallwise.cluster.sweep.cases import Engine, NamedCluster, SimulationResult, Sweep
+from stallwise.cluster.sweep.local import LocalEngine
+from stallwise.cluster.sweep.ray import RayEngine, ray_package, ray_session
+from stallwise.cluster.sweep.sweep import run_sweep
 from stallwise.cluster.topology import Cluster
 
 ROUNDS = 5
@@ -37,33 +37,36 @@ def on_ray() -> Result:
     def workers(count: int) -> Callable[[], float]:
         def run() -> float:
             began_s = time.perf_counter()
-            with joined(ray, None, count):
+            with ray_session(ray, None, count):
                 starts.append(time.perf_counter() - began_s)
-                return _timed(sweep, OnRay(count), answers)
+                return _timed(sweep, RayEngine(count), answers)
 
         return run
 
-    sweep, answers = _sweep(), list[list[Run]]()
+    sweep, answers = _sweep(), list[list[SimulationResult]]()
     times = take_turns({"one": workers(1), "two": workers(2)}, ROUNDS)
     return _result("Ray", times, sweep, answers, f"; starting the cluster took {Times(tuple(starts))}")
 
 
 def in_processes() -> Result:
-    """`--cores 1` and `--cores 2` of the engine that needs no cluster."""
-    sweep, answers = _sweep(), list[list[Run]]()
+    """`--concurrency 1` and `--concurrency 2` of the engine that needs no cluster."""
+    sweep, answers = _sweep(), list[list[SimulationResult]]()
     times = take_turns(
-        {"one": lambda: _timed(sweep, Local(1), answers), "two": lambda: _timed(sweep, Local(2), answers)}, ROUNDS
+        {"one": lambda: _timed(sweep, LocalEngine(1), answers), "two": lambda: _timed(sweep, LocalEngine(2), answers)},
+        ROUNDS,
     )
     return _result("processes here", times, sweep, answers, "")
 
 
-def _timed(sweep: Sweep, engine: Engine, answers: list[list[Run]]) -> float:
+def _timed(sweep: Sweep, engine: Engine, answers: list[list[SimulationResult]]) -> float:
     began_s = time.perf_counter()
     answers.append(run_sweep(sweep, engine=engine))
     return time.perf_counter() - began_s
 
 
-def _result(where: str, times: dict[str, Times], sweep: Sweep, answers: Sequence[list[Run]], more: str) -> Result:
+def _result(
+    where: str, times: dict[str, Times], sweep: Sweep, answers: Sequence[list[SimulationResult]], more: str
+) -> Result:
     one_s, two_s = times["one"].median_s, times["two"].median_s
     efficiency = one_s / two_s / 2
     first = [(run.case, run.metrics) for run in answers[0]]
@@ -82,13 +85,13 @@ def _sweep() -> Sweep:
     gangs, work_s = random.choice([1, 1, 2, 4, 8], JOBS), random.integers(300, 5400, JOBS)
     jobs = tuple(Job(id=f"j{i}", arrival_s=120.0 * i, gpus=int(gangs[i]), work_s=float(work_s[i])) for i in range(JOBS))
     places = tuple(
-        Place(name=f"machines={machines},gpus=8", cluster=Cluster.counts(machines=machines, gpus=8))
+        NamedCluster(name=f"machines={machines},gpus=8", cluster=Cluster.counts(machines=machines, gpus=8))
         for machines in (2, 4)
     )
     seeds = SEEDS // 10 if os.environ.get("STALLWISE_BENCH_QUICK") == "1" else SEEDS
     return Sweep(
         jobs=jobs,
-        places=places,
+        clusters=places,
         policies=POLICIES,
         loads=(0.5, 1.0),
         seeds=tuple(range(seeds)),

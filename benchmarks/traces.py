@@ -4,7 +4,8 @@ Both start as a process of their own, read the same files and print idle, comput
 overlap of each rank; wall time and the largest resident memory (`VmHWM`, without the peer's helper processes) are those
 of the whole process. The 100 MB trace is a
 real one (pytorch/kineto's ResNet-50 sample) several times over, with its own steps, times and correlations each time.
-The peer runs as it comes from PyPI, with its default reader.
+The peer reads with each of its backends (its default, and the three over ijson with yajl's C parser); of those that
+give its default's figures the fastest is raced, and memory is compared with that of the one that takes the least.
 """
 
 import json
@@ -35,16 +36,18 @@ HTA = Environment(
         "pytz==2025.2",
         "tzdata==2025.2",
         "six==1.17.0",
+        "ijson==3.6.0",
     ),
 )
 BAR, LARGE_BYTES, READ_BAR_S, IMPORT_BAR_S = 5, 100e6, 5.0, 15.0
 ROUNDS = 3
+BACKENDS = ("JSON", "IJSON", "IJSON_BATCHED", "IJSON_BATCH_AND_COMPRESS")
 
 _OURS = """
 import sys, json
 from pathlib import Path
-from stallwise.record.trace_split import rank_splits
-from stallwise.run.readers.kineto import read_kineto
+from stallwise.analysis.traces._steps import rank_splits
+from stallwise.run.traces._kineto import read_kineto
 traces = [(int(rank), read_kineto(Path(path))) for rank, _, path in (a.partition("=") for a in sys.argv[1:])]
 rows = [(s.rank, s.idle_us, s.compute_us, s.non_compute_us, s.kernel_us, s.idle_pctg, s.compute_pctg,
     s.non_compute_pctg, s.overlap_pctg) for s in rank_splits(sorted(traces, key=lambda pair: pair[0]))]
@@ -54,6 +57,9 @@ _PEER = """
 import sys, json, logging
 logging.disable(logging.CRITICAL)
 from hta.trace_analysis import TraceAnalysis
+from hta.common.trace_parser import set_default_trace_parsing_backend
+from hta.configs.parser_config import ParserBackend
+set_default_trace_parsing_backend(ParserBackend[BACKEND])
 files = {int(rank): path for rank, _, path in (a.partition("=") for a in sys.argv[1:])}
 found = TraceAnalysis(trace_files=files, trace_dir="/")
 split = found.get_temporal_breakdown(visualize=False).to_dict("records")
@@ -106,7 +112,9 @@ def measure() -> Iterator[Result]:
 
 
 def _race(name: str, files: dict[int, Path], bar_s: float | None = None) -> list[Result]:
-    ours, peer = Contestant(sys.executable, _OURS, files), Contestant(python_of(HTA), _PEER, files)
+    ours = Contestant(sys.executable, _OURS, files)
+    backend, least_bytes = _peer_at_its_best(files)
+    peer = _peer(files, backend)
     times = take_turns({"ours": ours, "HTA": peer}, 1 if os.environ.get("STALLWISE_BENCH_QUICK") else ROUNDS)
     ratio = times["HTA"].median_s / times["ours"].median_s
     same = ours.rows == peer.rows
@@ -114,9 +122,9 @@ def _race(name: str, files: dict[int, Path], bar_s: float | None = None) -> list
         Result(
             claim=f"{name}: the peer's figures exactly, ≥ {BAR}× as fast, in less memory",
             measured=f"{'the same' if same else 'OTHER'} figures of {len(ours.rows or ())} ranks, {ratio:.1f}×; ours "
-            f"{times['ours']} and {ours.memory_bytes / 1e6:.0f} MB, HolisticTraceAnalysis {times['HTA']} and "
-            f"{peer.memory_bytes / 1e6:.0f} MB",
-            held=same and ratio >= BAR and ours.memory_bytes < peer.memory_bytes,
+            f"{times['ours']} and {ours.memory_bytes / 1e6:.0f} MB, HTA ({backend.lower()}) {times['HTA']} "
+            f"and {peer.memory_bytes / 1e6:.0f} MB, with any backend at least {least_bytes / 1e6:.0f} MB",
+            held=same and ratio >= BAR and ours.memory_bytes < least_bytes,
         )
     ]
     if bar_s is not None:
@@ -129,6 +137,28 @@ def _race(name: str, files: dict[int, Path], bar_s: float | None = None) -> list
             )
         )
     return results
+
+
+def _peer(files: dict[int, Path], backend: str) -> Contestant:
+    return Contestant(python_of(HTA), f"BACKEND = {backend!r}\n{_PEER}", files)
+
+
+def _peer_at_its_best(files: dict[int, Path]) -> tuple[str, float]:
+    """The fastest of its backends with its default's figures, and the least memory that one of those took."""
+    seconds, least, truth = {}, float("inf"), None
+    for backend in BACKENDS:
+        peer = _peer(files, backend)
+        try:
+            took_s = peer()
+        except subprocess.CalledProcessError as error:
+            print(f"       HolisticTraceAnalysis with {backend.lower()} fails: {error.stderr.strip().splitlines()[-1]}")
+            continue
+        truth = truth or peer.rows
+        if peer.rows == truth:
+            seconds[backend], least = took_s, min(least, peer.memory_bytes)
+        else:
+            print(f"       HolisticTraceAnalysis with {backend.lower()} gives other figures than with json")
+    return min(seconds, key=lambda name: seconds[name]), least
 
 
 def _imported(path: Path, folder: Path) -> Result:

@@ -11,7 +11,7 @@ import tempfile
 from pathlib import Path
 
 from benchmarks.harness import Result
-from stallwise.model.intervals import Interval, median_of_block_means, paired_difference
+from stallwise.model.statistics.intervals import Interval, median_of_block_means, paired_difference
 
 JOB = str(Path(__file__).with_name("jobs") / "blocks.py")
 LAUNCHES = 3

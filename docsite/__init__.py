@@ -1,1 +1,1 @@
-"""The documentation as a small site: `make site` turns README and docs/ into pages under build/site."""
+"""The documentation as a site (`mkdocs.yml`, `make site`): what MkDocs does not do by itself."""

@@ -55,7 +55,8 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--data", type=Path, required=True)
     parser.add_argument("--images", type=int, default=2048, help="images to make where the folder has fewer")
-    parser.add_argument("--size", type=int, default=128)
+    parser.add_argument("--side", type=int, default=256, help="width and height of the images that are made")
+    parser.add_argument("--size", type=int, default=128, help="width and height of the crop that is trained on")
     parser.add_argument("--batch-size", type=int, default=16)
     parser.add_argument("--workers", type=int, default=1)
     parser.add_argument("--epochs", type=int, default=100)
@@ -67,7 +68,7 @@ def main() -> None:
     if distributed:
         dist.init_process_group("nccl" if device.type == "cuda" else "gloo")
     if rank == 0:
-        make_images(options.data, options.images)
+        make_images(options.data, options.images, options.side)
     if distributed:
         dist.barrier()
     if device.type == "cpu":

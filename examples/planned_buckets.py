@@ -14,7 +14,7 @@ from torch import nn
 from torch.nn.parallel import DistributedDataParallel
 from torch.utils.data import DataLoader, TensorDataset
 
-from stallwise.buckets import carried_out, planned_ddp
+from stallwise.buckets import applied_plan, planned_ddp
 
 
 def main() -> None:
@@ -42,7 +42,7 @@ def main() -> None:
                 break
     if dist.is_initialized():
         if options.plan and dist.get_rank() == 0:
-            found = carried_out(model)
+            found = applied_plan(model)
             print(f"{len(found.planned_bytes)} buckets planned, carried out as {found.way}: {found.as_planned}")
         dist.destroy_process_group()
 

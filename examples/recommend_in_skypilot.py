@@ -9,19 +9,18 @@ from pathlib import Path
 
 import sky
 
-from stallwise.cloud.estimator import estimator
-from stallwise.cloud.subject import subject_of
-from stallwise.cloud.wish import Wish
+from stallwise.analysis.analysis import open_run
+from stallwise.cloud.handover import estimator
+from stallwise.cloud.request import RecommendRequest
 from stallwise.hardware import load_catalog
-from stallwise.run.reader import Run
 
 
 def main(run: str, task_file: str, samples: str) -> None:
     """Print how long and how dear each candidate is."""
     catalog = load_catalog()
-    subject = subject_of(Run.open(Path(run)), catalog)
+    subject = open_run(Path(run), catalog).model()
     task = sky.Task.from_yaml(task_file)
-    task.set_time_estimator(estimator(subject, Wish(samples=float(samples)), catalog, nodes=task.num_nodes))
+    task.set_time_estimator(estimator(subject, RecommendRequest(samples=float(samples)), catalog, nodes=task.num_nodes))
     for resources in task.resources:
         seconds = task.estimate_runtime(resources)
         print(f"{resources}: {seconds / 3600:.2f} h, ${task.num_nodes * resources.get_cost(seconds):.2f}")

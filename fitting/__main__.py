@@ -7,7 +7,7 @@ import argparse
 
 from fitting.studies import STUDIES
 from fitting.tables import ROOT, data_folder
-from stallwise.hardware.fitted import encode_fitted
+from stallwise.hardware.coefficients import encode_fitted
 
 
 def main() -> None:

@@ -7,7 +7,7 @@ import numpy as np
 from scipy.optimize import least_squares
 
 from fitting.ridge import Vector, design, robust, selected
-from stallwise.model.compute_cluster_job import (
+from stallwise.model.compute.cluster_job import (
     ClusterJobSetup,
     exchange_s,
     features,

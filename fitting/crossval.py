@@ -12,11 +12,10 @@ from fitting.errors import Errors
 from fitting.llm import fit_llm, gpu_effects, predict_llm
 from fitting.networks import fit_networks, fit_scaling, predict_networks, predict_scaling
 from fitting.ridge import Vector, folds
-from stallwise.model.compute_cluster_job import ClusterJobSetup, log_efficiency
-from stallwise.model.compute_image import ImageSetup
-from stallwise.model.compute_llm import LlmSetup
-from stallwise.model.compute_network import NetworkSetup
-from stallwise.model.compute_scaling import ScalingSetup
+from stallwise.model.compute.cluster_job import ClusterJobSetup, log_efficiency
+from stallwise.model.compute.image import ImageSetup
+from stallwise.model.compute.known_jobs import NetworkSetup, ScalingSetup
+from stallwise.model.compute.llm import LlmSetup
 
 _S = TypeVar("_S")
 LEAST = 0.2
@@ -40,6 +39,27 @@ def left_out(
     for held in folds(groups, count):
         predict = learn(picked(setups, ~held), truth[~held])
         out[held] = predict(picked(setups, held))
+    return out
+
+
+def left_out_twice(
+    setups: Sequence[_S],
+    truth: Vector,
+    targets: Sequence[str],
+    groups: Sequence[str],
+    counts: tuple[int, int],
+    learn: Callable[[list[_S], Vector], Callable[[list[_S]], Vector]],
+) -> dict[str, Vector]:
+    """For every target: predictions of the other rows by fits that saw neither the target nor the row's own group.
+
+    What a user measured elsewhere as a reference is held against a fit that knows nothing of the target. `counts` are
+    the folds into which targets and groups are dealt.
+    """
+    out = {}
+    for held in folds(targets, counts[0]):
+        found = np.full(len(truth), np.nan)
+        found[~held] = left_out(picked(setups, ~held), truth[~held], picked(groups, ~held), counts[1], learn)
+        out |= dict.fromkeys(picked(targets, held), found)
     return out
 
 
@@ -102,25 +122,35 @@ def errors(case: str, truth: Vector, predicted: Vector, groups: Sequence[str]) -
 def reference_pairs(
     truth: Vector,
     predicted: Vector,
-    fitted: Vector,
+    fitted: Mapping[str, Vector],
     same: Sequence[str],
     gpus: Sequence[str],
     weight: float | None = None,
     labels: Sequence[str] | None = None,
+    targets: Sequence[str] | None = None,
 ) -> tuple[float, Errors]:
     """How much of a reference's error to take over, and what is left when it is.
 
     A pair is two rows of the same set-up on two GPUs: the target as `predicted` without its GPU or network, the
-    reference as `fitted`. The weight is that of least squares over all pairs, at least `LEAST`, unless it is given; the
-    errors of a GPU are those with the weight of all other GPUs. Errors are grouped by the target's GPU, or by its
-    `labels` where both GPUs are known and something else is new.
+    reference as `fitted` for the target's group in `targets` (its GPU unless given). The weight is that of least
+    squares over all pairs, at least `LEAST`, unless it is given; the errors of a GPU are those with the weight of all
+    other GPUs. Errors are grouped by the target's GPU, or by its `labels` where both GPUs are known and something else
+    is new.
     """
     by_setup: dict[str, list[int]] = {}
     for i, name in enumerate(same):
         by_setup.setdefault(name, []).append(i)
-    pairs = [(i, j) for rows in by_setup.values() for i in rows for j in rows if gpus[i] != gpus[j]]
+    held = gpus if targets is None else targets
+    # A reference that was dealt to the target's own fold has no prediction.
+    pairs = [
+        (i, j)
+        for rows in by_setup.values()
+        for i in rows
+        for j in rows
+        if gpus[i] != gpus[j] and np.isfinite(fitted[held[i]][j])
+    ]
     target = np.array([truth[i] - predicted[i] for i, _ in pairs])
-    reference = np.array([truth[j] - fitted[j] for _, j in pairs])
+    reference = np.array([truth[j] - fitted[held[i]][j] for i, j in pairs])
     groups = np.array([gpus[i] for i, _ in pairs])
     pulls = np.full(len(pairs), weight or 0.0)
     for name in set(groups.tolist()) if weight is None else ():

@@ -12,7 +12,7 @@ import numpy as np
 import numpy.typing as npt
 
 from fitting.ridge import Vector
-from stallwise.model.conformal import LEVEL, Spread, spread_of
+from stallwise.model.statistics.conformal import LEVEL, ErrorSpread, spread_of
 
 Classes = Sequence[str]
 Indices = npt.NDArray[np.int64]
@@ -99,7 +99,7 @@ def judged_by_others(values: Vector, groups: Indices, classes: Indices, names: I
     return Judged(low, high)
 
 
-def _from_others(values: Vector, groups: Indices, others: Mask, same: Mask) -> Spread:
+def _from_others(values: Vector, groups: Indices, others: Mask, same: Mask) -> ErrorSpread:
     """Of the others in the same class where they are enough, else of all others."""
     near = others & same
     if near.sum() < _ENOUGH or len(np.unique(groups[near])) < _GROUPS:

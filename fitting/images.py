@@ -9,8 +9,9 @@ from scipy.optimize import nnls
 from fitting.power import per_joule
 from fitting.ridge import Vector, design, robust, selected
 from fitting.tables import shipped_catalog
-from stallwise.model.compute import Demand, shares, step_s
-from stallwise.model.compute_image import ImageSetup, demand, features
+from stallwise.model.compute.host import device_alone_s, joined_s
+from stallwise.model.compute.image import ImageSetup, demand, features, host_s
+from stallwise.model.compute.roofline import ComputeDemand, shares, step_s
 
 Coefficients = dict[str, dict[str, float]]
 _SCALE = 0.03  # residuals beyond this count less
@@ -47,14 +48,15 @@ def _labelled(name: str) -> bool:
     return name.startswith(("family=", "branch=", "gpu="))
 
 
-def demands(setups: Sequence[ImageSetup]) -> list[Demand]:
+def demands(setups: Sequence[ImageSetup]) -> list[ComputeDemand]:
     """What every set-up asks of its GPU."""
     listed = per_joule(shipped_catalog())
     return [demand(setup, listed) for setup in setups]
 
 
-def fit(setups: Sequence[ImageSetup], asked: Sequence[Demand], log_s: Vector) -> ImageFit:
-    """Physics, correction, networks."""
+def fit(setups: Sequence[ImageSetup], asked: Sequence[ComputeDemand], log_s: Vector) -> ImageFit:
+    """Physics, correction, networks, of what is left for the device beside the host."""
+    log_s = np.array([np.log(device_alone_s(float(np.exp(y)), host_s(s))) for s, y in zip(setups, log_s, strict=True)])
     coefficients = _coefficients(setups, asked, log_s)
     physics = np.array([_physics(s, d, coefficients) for s, d in zip(setups, asked, strict=True)])
     rows = [_features(s, d, coefficients) for s, d in zip(setups, asked, strict=True)]
@@ -66,17 +68,18 @@ def fit(setups: Sequence[ImageSetup], asked: Sequence[Demand], log_s: Vector) ->
     return ImageFit(coefficients, weights | _single(setups, residual))
 
 
-def predict(fitted: ImageFit, setups: Sequence[ImageSetup], asked: Sequence[Demand]) -> Vector:
+def predict(fitted: ImageFit, setups: Sequence[ImageSetup], asked: Sequence[ComputeDemand]) -> Vector:
     """Logarithm of the seconds of one image."""
     found = []
     for setup, wanted in zip(setups, asked, strict=True):
         row = _features(setup, wanted, fitted.coefficients)
         value = sum(fitted.weights.get(name, 0.0) * x for name, x in row.items())
-        found.append(_physics(setup, wanted, fitted.coefficients) + value)
+        device_s = float(np.exp(_physics(setup, wanted, fitted.coefficients) + value))
+        found.append(np.log(joined_s(device_s, host_s(setup))))
     return np.array(found)
 
 
-def _coefficients(setups: Sequence[ImageSetup], asked: Sequence[Demand], log_s: Vector) -> Coefficients:
+def _coefficients(setups: Sequence[ImageSetup], asked: Sequence[ComputeDemand], log_s: Vector) -> Coefficients:
     """Least squares of relative errors by layout, alternating with one factor per software; outliers count less."""
     kinds = sorted({kind for wanted in asked for kind in wanted.seconds})
     work = np.array([[wanted.seconds.get(kind, 0.0) for kind in kinds] for wanted in asked])
@@ -103,11 +106,11 @@ def _relative(ratios: Vector) -> Vector:
     return np.asarray(best)
 
 
-def _physics(setup: ImageSetup, wanted: Demand, coefficients: Coefficients) -> float:
+def _physics(setup: ImageSetup, wanted: ComputeDemand, coefficients: Coefficients) -> float:
     return float(np.log(step_s(wanted, coefficients.get(setup.layout, coefficients["nchw"]))))
 
 
-def _features(setup: ImageSetup, wanted: Demand, coefficients: Coefficients) -> dict[str, float]:
+def _features(setup: ImageSetup, wanted: ComputeDemand, coefficients: Coefficients) -> dict[str, float]:
     return features(setup, shares(wanted, coefficients.get(setup.layout, coefficients["nchw"])))
 
 

@@ -8,9 +8,9 @@ from scipy.optimize import least_squares
 from fitting.power import per_joule, usual_fraction
 from fitting.ridge import Vector
 from fitting.tables import shipped_catalog
-from stallwise.model.compute import matrix_rate
-from stallwise.model.compute_llm import LlmSetup, log_step_s
-from stallwise.record.devices import device_of
+from stallwise.analysis.compute import device_of
+from stallwise.model.compute.llm import LlmSetup, log_step_s
+from stallwise.model.compute.roofline import matrix_rate
 
 # Constant: plausible value, and by what part (of its logarithm) it may differ.
 _PRIORS: Mapping[str, tuple[float, float]] = {
@@ -20,7 +20,6 @@ _PRIORS: Mapping[str, tuple[float, float]] = {
     "softmax": (6.0, 0.5),
     "elementwise": (1.0, 0.5),
     "vocabulary": (4.0, 0.5),
-    "start_s": (2e-4, 1.0),
     "backward": (1.9, 0.04),
     "experts": (1.15, 0.2),
     "fused_softmax": (0.5, 0.3),

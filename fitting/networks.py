@@ -6,9 +6,8 @@ import numpy as np
 from scipy.optimize import least_squares
 
 from fitting.ridge import Vector, design, robust, selected
-from stallwise.model import compute_network, compute_scaling
-from stallwise.model.compute_network import NetworkSetup
-from stallwise.model.compute_scaling import ScalingSetup, link_kind
+from stallwise.model.compute import known_jobs
+from stallwise.model.compute.known_jobs import NetworkSetup, ScalingSetup, link_kind
 
 Weights = dict[str, float]
 _SCALE = 0.1
@@ -31,8 +30,8 @@ def network_penalty(name: str) -> float:
 
 def fit_networks(setups: Sequence[NetworkSetup], log_speed: Vector) -> Weights:
     """Weights of the throughput of one GPU."""
-    offset = np.array([compute_network.roof(setup.device, 1.0) for setup in setups])
-    found = design([compute_network.features(setup) for setup in setups], network_penalty)
+    offset = np.array([known_jobs.roof(setup.device, 1.0) for setup in setups])
+    found = design([known_jobs.network_features(setup) for setup in setups], network_penalty)
     penalties = selected(found, log_speed - offset, [s.device.name for s in setups], _single, _SCALE)
     beta = robust(found.values, log_speed - offset, penalties, scale=_SCALE)
     return dict(zip(found.names, beta.tolist(), strict=True))
@@ -45,7 +44,7 @@ def _single(name: str) -> bool:
 
 def predict_networks(weights: Weights, setups: Sequence[NetworkSetup]) -> Vector:
     """Logarithm of the throughput of one GPU."""
-    return np.array([compute_network.log_speed(setup, weights) for setup in setups])
+    return np.array([known_jobs.log_speed(setup, weights) for setup in setups])
 
 
 def scaling_penalty(name: str) -> float:
@@ -60,8 +59,8 @@ def fit_scaling(setups: Sequence[ScalingSetup], log_efficiency: Vector) -> Weigh
     """Constants of the exchange, then weights of what is left of n times one GPU."""
     physics = _usual_batches(setups)
     physics |= _exchange(setups, log_efficiency, physics)
-    offset = np.array([compute_scaling.log_exchange(setup, physics) for setup in setups])
-    found = design([compute_scaling.features(setup, physics) for setup in setups], scaling_penalty)
+    offset = np.array([known_jobs.log_exchange(setup, physics) for setup in setups])
+    found = design([known_jobs.scaling_features(setup, physics) for setup in setups], scaling_penalty)
     penalties = selected(found, log_efficiency - offset, [s.device.name for s in setups], _single, _SCALE)
     beta = robust(found.values, log_efficiency - offset, penalties, scale=_SCALE)
     return physics | dict(zip(found.names, beta.tolist(), strict=True))
@@ -80,7 +79,7 @@ def _usual_batches(setups: Sequence[ScalingSetup]) -> Weights:
 
 def _exchange(setups: Sequence[ScalingSetup], log_efficiency: Vector, usual: Weights) -> Weights:
     """Rates of links over what is listed, how far they are shared, and how far the exchange hides."""
-    ratios = [compute_scaling.exchange_ratio(setup, usual) for setup in setups]
+    ratios = [known_jobs.exchange_ratio(setup, usual) for setup in setups]
     keep = np.array([ratio is not None for ratio in ratios])
     ring = np.array([2 * (1 - 1 / s.gpus) * (r or 0.0) for s, r in zip(setups, ratios, strict=True)])[keep]
     kinds = np.array([list(_LINKS).index(link_kind(s)) for s in setups])[keep]
@@ -100,4 +99,4 @@ def _exchange(setups: Sequence[ScalingSetup], log_efficiency: Vector, usual: Wei
 
 def predict_scaling(weights: Weights, setups: Sequence[ScalingSetup]) -> Vector:
     """Logarithm of the efficiency."""
-    return np.array([compute_scaling.log_efficiency(setup, weights) for setup in setups])
+    return np.array([known_jobs.log_efficiency(setup, weights) for setup in setups])

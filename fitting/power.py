@@ -19,9 +19,9 @@ import polars as pl
 from scipy.optimize import least_squares
 
 from fitting.ridge import Vector
+from stallwise.analysis.compute import architecture_of
 from stallwise.hardware.catalog import Catalog
-from stallwise.model.compute import attainable_flop_per_s
-from stallwise.record.devices import architecture_of
+from stallwise.model.compute.roofline import attainable_flop_per_s
 
 _LARGE = 5e10
 _BEST = 0.8

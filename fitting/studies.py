@@ -3,6 +3,8 @@
 from collections.abc import Callable
 from pathlib import Path
 
+from fitting.layouts import layout_study
+from fitting.own_steps import own_steps_study
 from fitting.study import Study
 from fitting.study_images import image_study
 from fitting.study_networks import network_study
@@ -15,6 +17,8 @@ STUDIES: dict[str, Callable[[Path], Study]] = {
     "nodes": node_study,
     "cmdare": cmdare_study,
     "llm": llm_study,
+    "layout": layout_study,
+    "own_steps": own_steps_study,
     "image_infer": lambda folder: image_study(folder, training=False),
     "image_train": lambda folder: image_study(folder, training=True),
 }

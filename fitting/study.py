@@ -7,7 +7,7 @@ import numpy as np
 
 from fitting.errors import Classes, Errors, coverage
 from fitting.ridge import Vector
-from stallwise.hardware.fitted import Fitted
+from stallwise.hardware.coefficients import FittedCoefficients
 
 LOW = 0.9
 """Efficiency below which several GPUs are worth a model."""
@@ -17,7 +17,7 @@ LOW = 0.9
 class Study:
     """What is shipped, and what is said about it."""
 
-    fitted: list[Fitted] = field(default_factory=list)
+    fitted: list[FittedCoefficients] = field(default_factory=list)
     lines: list[str] = field(default_factory=list)
 
     def say(

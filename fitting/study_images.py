@@ -9,6 +9,7 @@ from fitting.crossval import (
     errors,
     image_learner,
     left_out,
+    left_out_twice,
     picked,
     reference_pairs,
 )
@@ -17,14 +18,14 @@ from fitting.power import per_joule
 from fitting.ridge import Vector
 from fitting.study import Study
 from fitting.tables import measured, shipped_catalog
-from stallwise.hardware.fitted import Fitted, load_fitted
-from stallwise.model import compute_image
-from stallwise.model.compute_image import ImageSetup
-from stallwise.model.conformal import Spread, joined
-from stallwise.record.table_setups import (
+from stallwise.analysis.tables import (
     gpu_of,
     image_setup,
 )
+from stallwise.hardware.coefficients import FittedCoefficients, load_fitted
+from stallwise.model.compute import image
+from stallwise.model.compute.image import ImageSetup
+from stallwise.model.statistics.conformal import ErrorSpread, joined
 
 # How much of a reference's error to take over where only one GPU was measured, by what inference shows.
 _REFERENCES = {"ref_weight:": 0.5, "ref_weight:network": 0.3, "ref_weight:family": 0.6, "ref_weight:new": 0.8}
@@ -42,7 +43,7 @@ def image_study(folder: Path, *, training: bool) -> Study:
     for case, group, what in (
         ("known gpu|new", [s.family for s in setups], "whole families left out"),
         ("known gpu|family", [s.network for s in setups], "whole networks left out"),
-        ("known gpu|network", [f"{s.network}|{s.software}|{s.device.name}" for s in setups], "rows left out"),
+        ("known gpu|network", [_row(s) for s in setups], "rows left out"),
     ):
         held = left_out(setups, truth, group, count, image_learner)
         found.append(errors(case, truth, held, [s.family for s in setups]))
@@ -50,18 +51,18 @@ def image_study(folder: Path, *, training: bool) -> Study:
     if training:
         _extremes(study, setups, truth)
     constants = per_joule(catalog) | _REFERENCES
-    attained_parts = [compute_image.matrix_flop(s) / s.device.matrix_flop_per_s for s in setups] * np.exp(-truth)
+    attained_parts = [image.matrix_flop(s) / s.device.matrix_flop_per_s for s in setups] * np.exp(-truth)
     constants["best_fraction"] = float(attained_parts.max())
     more: list[Errors] = []
     if not training:
-        constants["ref_weight:network"], more = _new_gpu(study, setups, truth, truth - found[2].values)
+        constants["ref_weight:network"], more = _new_gpu(study, setups, truth, count)
         for one in tuple(found[:2]):
             who = one.case.partition("|")[2]
             predicted = truth - one.values
             constants[f"ref_weight:{who}"], left = reference_pairs(
                 truth,
                 predicted,
-                predicted,
+                dict.fromkeys((s.device.name for s in setups), predicted),
                 [_same(s) for s in setups],
                 [s.device.name for s in setups],
                 labels=[s.family for s in setups],
@@ -70,7 +71,7 @@ def image_study(folder: Path, *, training: bool) -> Study:
             found.append(Errors(f"known gpu|{who}|ref", left.values, left.groups))
     fit = images.fit(setups, images.demands(setups), truth)
     study.fitted.append(
-        Fitted(
+        FittedCoefficients(
             name=name,
             source=f"huggingface/pytorch-image-models results/benchmark-{'train' if training else 'infer'}-*.csv, "
             f"{len(setups)} rows",
@@ -102,20 +103,26 @@ def _extremes(study: Study, setups: list[ImageSetup], truth: Vector) -> None:
         )
 
 
-def _new_gpu(study: Study, setups: list[ImageSetup], truth: Vector, apart: Vector) -> tuple[float, list[Errors]]:
+def _new_gpu(study: Study, setups: list[ImageSetup], truth: Vector, count: int) -> tuple[float, list[Errors]]:
     """Whole GPUs left out; what only one GPU was measured with (a compiled network) cannot be judged so.
 
-    `apart` predicts every row by a fit without it, as a user's own reference is.
+    A reference is predicted as a user's own is: by a fit that saw neither it nor the target's GPU.
     """
     keep = np.array(["compiled" not in s.software for s in setups])
-    setups, truth, apart = picked(setups, keep), truth[keep], apart[keep]
+    setups, truth = picked(setups, keep), truth[keep]
     gpus = [s.device.name for s in setups]
     held = left_out(setups, truth, gpus, 99, image_learner)
     direct = errors("new gpu|network", truth, held, gpus)
     study.say("image_infer: whole GPUs left out", direct)
+    rows = [_row(s) for s in setups]
+    apart = left_out_twice(setups, truth, gpus, rows, (99, count), image_learner)
     pull, left = reference_pairs(truth, held, apart, [_same(s) for s in setups], gpus)
     study.say("image_infer: whole GPUs left out, one other measured", left)
     return pull, [direct, Errors("new gpu|network|ref", left.values, left.groups)]
+
+
+def _row(setup: ImageSetup) -> str:
+    return f"{setup.network}|{setup.software}|{setup.device.name}"
 
 
 def _same(setup: ImageSetup) -> str:
@@ -135,6 +142,6 @@ def _with_new_gpus(found: dict[str, tuple[float, float, int]]) -> dict[str, tupl
     more = dict(found)
     for who in ("new", "family"):
         for ref in ("", "|ref"):
-            both = joined(Spread(*more[f"new gpu|network{ref}"]), Spread(*found[f"known gpu|{who}{ref}"]))
+            both = joined(ErrorSpread(*more[f"new gpu|network{ref}"]), ErrorSpread(*found[f"known gpu|{who}{ref}"]))
             more[f"new gpu|{who}{ref}"] = (both.low, both.high, both.rows)
     return more

@@ -7,6 +7,7 @@ import numpy as np
 from fitting.crossval import (
     errors,
     left_out,
+    left_out_twice,
     network_learner,
     reference_pairs,
     scaling_learner,
@@ -16,15 +17,14 @@ from fitting.networks import fit_networks, fit_scaling
 from fitting.ridge import Vector
 from fitting.study import LOW, Study, halved
 from fitting.tables import Measured, measured, shipped_catalog
-from stallwise.hardware.catalog import Catalog
-from stallwise.hardware.fitted import Fitted
-from stallwise.model.compute_network import NetworkSetup
-from stallwise.model.compute_scaling import ScalingSetup, level, link_kind, scaling_class
-from stallwise.record.table_setups import (
+from stallwise.analysis.tables import (
     gpu_of,
     network_setup,
     scaling_setup,
 )
+from stallwise.hardware.catalog import Catalog
+from stallwise.hardware.coefficients import FittedCoefficients
+from stallwise.model.compute.known_jobs import NetworkSetup, ScalingSetup, efficiency_level, link_kind, scaling_class
 
 _MANY = 8
 
@@ -55,11 +55,12 @@ def network_study(folder: Path) -> Study:
     study.say("network, one GPU: pairs of GPU and network left out", known)
     weights = fit_networks(setups, truth)
     same = [f"{s.network}|{s.precision}|{s.software}" for s in setups]
-    pull, left = reference_pairs(truth, new, apart, same, gpus)
+    without = left_out_twice(setups, truth, gpus, pairs, (8, 4), network_learner)
+    pull, left = reference_pairs(truth, new, without, same, gpus)
     study.say("network, one GPU: whole GPUs left out, one other measured", left)
     ref = Errors("new gpu|network|ref", left.values, left.groups)
     unseen = left_out(setups, truth, nets.tolist(), 99, network_learner)
-    _, alone = reference_pairs(truth, unseen, unseen, same, gpus, weight=1.0)
+    _, alone = reference_pairs(truth, unseen, dict.fromkeys(gpus, unseen), same, gpus, weight=1.0)
     study.say("network, one GPU: whole networks left out, one other measured", alone)
     by_net = [
         part
@@ -73,7 +74,7 @@ def network_study(folder: Path) -> Study:
     }
     more, scaling = _scaling(study, table, catalog, off)
     study.fitted += [
-        Fitted(
+        FittedCoefficients(
             name="network",
             source=f"lambdal/deeplearning-benchmark, {len(table.rows)} rows",
             method="ridge correction of a roofline: slopes of every network on the figures of a GPU",
@@ -106,7 +107,7 @@ def _medians(table: Measured, catalog: Catalog) -> tuple[list[NetworkSetup], Vec
 
 def _scaling(
     study: Study, table: Measured, catalog: Catalog, off: dict[str, dict[NetworkSetup, float]]
-) -> tuple[list[Errors], Fitted]:
+) -> tuple[list[Errors], FittedCoefficients]:
     """Several GPUs, given one; and end to end, with the one predicted too, `off` by so much where it was not fitted."""
     ones, log_one = _medians(table, catalog)
     base = dict(zip(ones, log_one.tolist(), strict=True))
@@ -123,7 +124,7 @@ def _scaling(
     gpus = [s.device.name for s in setups]
     held = left_out(setups, truth, gpus, 99, scaling_learner)
     whole = errors("new gpu|several", truth, held, gpus)
-    levels = [level(value) for value in held.tolist()]
+    levels = [efficiency_level(value) for value in held.tolist()]
     alike = [scaling_class(s, value) for s, value in zip(setups, held.tolist(), strict=True)]
     study.say("network, several GPUs given one: whole GPUs left out", whole, [levels, alike])
     low = truth < np.log(LOW)
@@ -139,7 +140,7 @@ def _scaling(
     apart = left_out(setups, truth, pairs, 6, scaling_learner)
     near = errors("known gpu|several", truth, apart, gpus)
     near_splits = [
-        [level(value) for value in apart.tolist()],
+        [efficiency_level(value) for value in apart.tolist()],
         [scaling_class(s, value) for s, value in zip(setups, apart.tolist(), strict=True)],
     ]
     study.say("network, several GPUs given one: pairs left out", near, near_splits)
@@ -149,7 +150,7 @@ def _scaling(
     fewer = scaling_learner([s for s, m in zip(setups, many, strict=True) if not m], truth[~many])(setups)
     more = errors("", truth, fewer, gpus).where(many.tolist())
     study.say(f"network, several GPUs given one: all rows of {_MANY} and more left out", more)
-    fitted = Fitted(
+    fitted = FittedCoefficients(
         name="scaling",
         source=f"lambdal/deeplearning-benchmark, {len(setups)} set-ups of several GPUs",
         method="exchange over compute, with rates by kind of link; ridge on doublings by link, job, software and GPU",

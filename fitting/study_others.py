@@ -11,6 +11,7 @@ from fitting.crossval import (
     errors,
     job_learner,
     left_out,
+    left_out_twice,
     llm_learner,
     picked,
     reference_pairs,
@@ -24,15 +25,15 @@ from fitting.ridge import Vector
 from fitting.study import LOW, Study, halved
 from fitting.tables import measured, shipped_catalog
 from fitting.transfer import fit_transfer, from_features, gridded, off_by, pairs_of, timed
-from stallwise.hardware.fitted import Fitted
-from stallwise.model.compute_cluster_job import ClusterJobSetup
-from stallwise.model.compute_llm import LlmSetup, parallel
-from stallwise.model.compute_transfer import reach
-from stallwise.record.table_setups import (
+from stallwise.analysis.tables import (
     cluster_job_setup,
     gpu_of,
     llm_setup,
 )
+from stallwise.hardware.coefficients import FittedCoefficients
+from stallwise.model.compute.cluster_job import ClusterJobSetup
+from stallwise.model.compute.llm import LlmSetup, parallel
+from stallwise.model.compute.transfer import reach
 
 _OLD, _LARGE_BATCH, _LONG = 2017, 8, 2048
 _REFERRED = {"network": ("one|network", "several|network"), "new": ("one|new", "several|new", "new")}
@@ -83,17 +84,18 @@ def gavel_study(folder: Path) -> Study:
     same = [f"{s.job}|{s.table}|{s.placement}|{s.batch}|{s.gpus}" for s in setups]
     gpus = [s.device.name for s in setups]
     pulls = {"ref_weight:alone": 1.0}
+    without = left_out_twice(setups, truth, pairs, rows, (6, 4), job_learner)
     for case, predicted, there, what in (
-        ("network", held, near, "pairs of job and GPU left out"),
-        ("new", unseen, unseen, "whole jobs left out"),
+        ("network", held, without, "pairs of job and GPU left out"),
+        ("new", unseen, dict.fromkeys(pairs, unseen), "whole jobs left out"),
     ):
-        pulls[f"ref_weight:{case}"], left = reference_pairs(truth, predicted, there, same, gpus)
+        pulls[f"ref_weight:{case}"], left = reference_pairs(truth, predicted, there, same, gpus, targets=pairs)
         study.say(f"gavel: {what}, one other GPU measured", left)
         found += [Errors(f"{name}|ref", left.values, left.groups) for name in _REFERRED[case]]
-    _, alone = reference_pairs(truth, unseen, unseen, same, gpus, weight=1.0)
+    _, alone = reference_pairs(truth, unseen, dict.fromkeys(gpus, unseen), same, gpus, weight=1.0)
     found.append(Errors("alone|ref", alone.values, alone.groups))
     study.fitted.append(
-        Fitted(
+        FittedCoefficients(
             name="gavel",
             source=f"stanford-futuredata/gavel throughputs, {len(setups)} rows",
             method="ridge correction of a roofline of totals",
@@ -146,7 +148,8 @@ def llm_study(folder: Path) -> Study:
     found += [known, *by_class(known, [modes])]
     study.say("llm: pairs of GPU and model left out", known, [modes])
     same = [f"{s.model.name}|{s.sequence}|{s.batch}|{s.training}|{s.option}" for s in setups]
-    pull, left = reference_pairs(truth, held, apart, same, gpus)
+    without = left_out_twice(setups, truth, gpus, pairs, (99, 4), llm_learner(kernels, forget_kernels=True))
+    pull, left = reference_pairs(truth, held, without, same, gpus)
     study.say("llm: whole GPUs and their kernels left out, one other measured", left)
     found.append(Errors("new gpu|network|ref", left.values, left.groups))
     models = [s.model.name for s in setups]
@@ -173,7 +176,7 @@ def llm_study(folder: Path) -> Study:
     several = errors("", np.log(table.truth / 1e3)[~one], predict_llm(constants, {}, picked(every, ~one)), [""] * 3)
     study.lines.append(f"llm, four GPUs (not fitted): errors {', '.join(f'{e:.1%}' for e in several.relative)}")
     study.fitted.append(
-        Fitted(
+        FittedCoefficients(
             name="llm",
             source=f"sitar-lab/NeuSight summary and kernels, {len(setups)} rows",
             method="least squares of logarithms for a dozen physical constants; GPUs' own effects",
@@ -230,7 +233,7 @@ def transfer_study(folder: Path) -> Study:
     features = Errors("features", alone, tuple(gpus.tolist()))
     study.say("transfer: features alone, whole GPUs left out", features)
     study.fitted.append(
-        Fitted(
+        FittedCoefficients(
             name="transfer",
             source=f"mengwanguc/gpemu compute times and lambdal/deeplearning-benchmark, {len(rows)} rows",
             method="grid over four physical constants, least mean error over pairs of GPUs; effects of GPUs",

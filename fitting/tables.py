@@ -8,8 +8,8 @@ from pathlib import Path
 import numpy as np
 import numpy.typing as npt
 
+from stallwise.analysis.tables import TableFormat, TableRow, read_table
 from stallwise.hardware.catalog import Catalog
-from stallwise.record.table_rows import Format, TableRow, read_table
 
 ROOT = Path(__file__).parents[1]
 Vector = npt.NDArray[np.float64]
@@ -30,7 +30,7 @@ def shipped_catalog() -> Catalog:
 class Measured:
     """Rows of one table with what was measured."""
 
-    format: Format
+    format: TableFormat
     rows: tuple[TableRow, ...]
     truth: Vector
 

@@ -18,13 +18,13 @@ import numpy.typing as npt
 from fitting.power import per_joule
 from fitting.ridge import Matrix, Vector, design, robust, selected
 from fitting.tables import measured, shipped_catalog
-from stallwise.model.compute import Device
-from stallwise.model.compute_llm import forward_pass
-from stallwise.model.compute_transfer import StepWork, effect_features, log_s, parts
-from stallwise.record.devices import device_of
-from stallwise.record.table_setups import gpu_of, network_setup
+from stallwise.analysis.compute import device_of
+from stallwise.analysis.tables import gpu_of, network_setup
+from stallwise.model.compute.llm import forward_pass
+from stallwise.model.compute.roofline import Device
+from stallwise.model.compute.transfer import StepWork, effect_features, log_s, step_parts
+from stallwise.workload.shapes import LANGUAGE_MODELS
 from stallwise.workload.zoo import ImageNetwork, image_networks
-from stallwise.workload.zoo_shapes import LANGUAGE_MODELS
 
 Indices = npt.NDArray[np.int64]
 Mask = npt.NDArray[np.bool_]
@@ -147,7 +147,7 @@ def off_by(rows: Sequence[Timed], constants: dict[str, float]) -> Vector:
 
 def from_features(rows: Sequence[Timed], constants: dict[str, float]) -> Vector:
     """Truth over the sum of parts: no measurement and no effects at all."""
-    return np.array([row.log_s - np.log(parts(row.work, row.device, constants).whole_s) for row in rows])
+    return np.array([row.log_s - np.log(step_parts(row.work, row.device, constants).whole_s) for row in rows])
 
 
 def pairs_of(rows: Sequence[Timed]) -> tuple[Indices, Indices]:

@@ -1,104 +1,137 @@
-"""The floors of DESIGN hold, directly and through any chain of imports; and the check itself can fail."""
+"""The layers of docs/architecture.md hold (import-linter, contracts in pyproject.toml), and the contracts can fail."""
 
+import ast
+import os
+import re
+import shutil
 import subprocess
 import sys
 import tomllib
+from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
 
-from tests.architecture import TORCH_ALLOWED, part_of, read_graph, third_party, violations
-
 ROOT = Path(__file__).parents[1]
 SOURCE = ROOT / "src"
+PROJECT = tomllib.loads((ROOT / "pyproject.toml").read_text())
 
 
-def test_no_module_imports_against_the_floors() -> None:
-    assert violations(read_graph(SOURCE)) == []
+def _lint(source: Path) -> subprocess.CompletedProcess[str]:
+    shutil.copy(ROOT / "pyproject.toml", source / "contracts.toml")
+    return subprocess.run(
+        [str(Path(sys.executable).parent / "lint-imports"), "--no-cache", "--no-logo", "--config", "contracts.toml"],
+        cwd=source,
+        env={**os.environ, "PYTHONPATH": str(source)},
+        capture_output=True,
+        text=True,
+        timeout=250,
+        check=False,
+    )
 
 
-def test_torch_is_named_only_where_the_design_allows_it() -> None:
-    graph = read_graph(SOURCE)
-    named = {part_of(module) for module, targets in graph.items() if "torch" in targets}
-    assert named <= TORCH_ALLOWED
-
-
-def test_every_third_party_import_is_a_declared_dependency() -> None:
-    project = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]
-    declared = project["dependencies"] + [r for rs in project["optional-dependencies"].values() for r in rs]
-    distributions = {"yaml": "pyyaml", "PIL": "pillow"}
-    names = {r.split(">")[0].split("=")[0].strip().lower() for r in declared}
-    used = {distributions.get(name, name) for name in third_party(read_graph(SOURCE))}
-    # click comes with typer; nothing else may come in by the back door.
-    assert used - names <= {"click"}
-
-
-def _package(folder: Path, files: dict[str, str]) -> Path:
-    for name, text in {"stallwise/__init__.py": "", **files}.items():
-        path = folder / name
-        path.parent.mkdir(parents=True, exist_ok=True)
-        path.write_text(text)
-    return folder
+def test_the_contracts_hold(tmp_path: Path) -> None:
+    shutil.copytree(SOURCE / "stallwise", tmp_path / "stallwise", ignore=shutil.ignore_patterns("__pycache__"))
+    done = _lint(tmp_path)
+    assert done.returncode == 0, done.stdout
 
 
 @pytest.mark.parametrize(
-    ("files", "expected"),
+    ("file", "statement", "message"),
     [
-        (
-            {"stallwise/hardware/a.py": "import stallwise.cli.b", "stallwise/cli/b.py": ""},
-            "hardware/ must not reach cli/",
-        ),
-        (
-            {"stallwise/run/a.py": "def f():\n    from stallwise.model import m", "stallwise/model/m.py": ""},
-            "run/ must not reach model/",
-        ),
-        (
-            {
-                "stallwise/model/m.py": "from ..hardware.h import x",
-                "stallwise/hardware/h.py": "import polars\nx = 1",
-            },
-            "model/ must not reach polars: stallwise.model.m -> stallwise.hardware.h -> polars",
-        ),
-        (
-            {
-                "stallwise/model/m.py": "from stallwise.hardware import h",
-                "stallwise/hardware/h.py": "from . import deep",
-                "stallwise/hardware/deep.py": "import torch",
-            },
-            "model/ must not reach torch",
-        ),
-        (
-            {"stallwise/spot/s.py": "from stallwise.cloud import c", "stallwise/cloud/c.py": ""},
-            "spot/ must not reach cloud/",
-        ),
+        ("hardware/a.py", "import stallwise.cli", "stallwise.hardware is not allowed to import stallwise.cli"),
+        ("run/a.py", "def f():\n    import stallwise.model", "stallwise.run is not allowed to import stallwise.model"),
+        ("spot/a.py", "import stallwise.cloud", "stallwise.spot is not allowed to import stallwise.cloud"),
+        ("cluster/a.py", "import torch", "stallwise.cluster is not allowed to import torch"),
+        ("model/a.py", "import pathlib", "stallwise.model is not allowed to import pathlib"),
+        ("web/a.py", "import torch", "stallwise.web is not allowed to import torch"),
+        ("helpers/__init__.py", "", "stallwise.helpers"),
     ],
 )
-def test_the_check_fails_on_a_house_that_breaks_a_rule(tmp_path: Path, files: dict[str, str], expected: str) -> None:
-    found = violations(read_graph(_package(tmp_path, files)))
-    assert any(line.startswith(expected) for line in found), found
+def test_a_package_that_breaks_a_contract_is_named(tmp_path: Path, file: str, statement: str, message: str) -> None:
+    names = [name for path in sorted((SOURCE / "stallwise").iterdir()) if (name := path.name).isidentifier()]
+    for name in [*names, *(path.name for path in (SOURCE / "stallwise").glob("*.py"))]:
+        path = tmp_path / "stallwise" / (name if name.endswith(".py") else f"{name}/__init__.py")
+        path.parent.mkdir(parents=True, exist_ok=True)
+        path.touch()
+    path = tmp_path / "stallwise" / file
+    path.parent.mkdir(exist_ok=True)
+    path.write_text(statement + "\n")
+    done = _lint(tmp_path)
+    assert done.returncode == 1, done.stdout
+    assert message in " ".join(done.stdout.split()), done.stdout
 
 
-def test_what_the_rules_allow_is_allowed(tmp_path: Path) -> None:
-    files = {
-        "stallwise/cloud/c.py": "from stallwise.spot import s\nfrom stallwise.model import m",
-        "stallwise/spot/s.py": "import numpy",
-        "stallwise/model/m.py": "from stallwise.errors import E",
-        "stallwise/errors.py": "E = 1",
-    }
-    assert violations(read_graph(_package(tmp_path, files))) == []
+def _imported(node: ast.AST) -> Iterator[str]:
+    """Names of modules that are imported, except those that only a type checker reads."""
+    if isinstance(node, ast.Import):
+        yield from (alias.name for alias in node.names)
+    elif isinstance(node, ast.ImportFrom):
+        yield node.module or ""
+    elif not (isinstance(node, ast.If) and ast.unparse(node.test) == "TYPE_CHECKING"):
+        for child in ast.iter_child_nodes(node):
+            yield from _imported(child)
 
 
-def test_a_package_without_a_floor_is_noticed(tmp_path: Path) -> None:
-    graph = read_graph(
-        _package(tmp_path, {"stallwise/helpers/h.py": "import stallwise.errors", "stallwise/errors.py": ""})
-    )
-    with pytest.raises(LookupError, match="stands on no floor"):
-        violations(graph)
+PRIVATE_NAMES = (
+    *("analysis", "buckets", "cloud", "cluster", "data", "deflate", "elastic", "fleet", "hardware", "machine"),
+    *("model", "overcommit", "record", "report", "run", "slurm", "spot", "tune", "workload"),
+)
+"""Packages in which every module that no other package imports says so by its name."""
+
+
+def test_private_modules_show_in_their_names() -> None:
+    """`_module.py` is its package's own; another package takes what `__init__` exports or a module without `_`."""
+    modules = {_dotted(path): path for path in sorted((SOURCE / "stallwise").rglob("*.py"))}
+    others: set[str] = set()
+    for module, path in modules.items():
+        for name in _references(path):
+            if name in modules and name.split(".")[:2] != module.split(".")[:2]:
+                others.add(name)
+    foreign = [name for name in sorted(others) if name.rpartition(".")[2].startswith("_")]
+    assert foreign == ["stallwise._version"]
+    started = set(re.findall(r"-m\"?,? \"?(stallwise[.\w]+)", "".join(path.read_text() for path in modules.values())))
+    unmarked = [
+        name
+        for name, path in modules.items()
+        if name.split(".")[1:2] in [[package] for package in PRIVATE_NAMES]
+        and not path.name.startswith("_")
+        and name not in others | started
+    ]
+    assert unmarked == [], "imported by no other package: `_name.py`"
+
+
+def _dotted(path: Path) -> str:
+    parts = path.relative_to(SOURCE).with_suffix("").parts
+    return ".".join(parts[:-1] if parts[-1] == "__init__" else parts)
+
+
+def _references(path: Path) -> Iterator[str]:
+    """Modules and members that a file imports, as dotted names."""
+    for node in ast.walk(ast.parse(path.read_text())):
+        if isinstance(node, ast.Import):
+            yield from (alias.name for alias in node.names)
+        elif isinstance(node, ast.ImportFrom) and node.module:
+            yield node.module
+            yield from (f"{node.module}.{alias.name}" for alias in node.names)
+
+
+def test_every_third_party_import_is_a_declared_dependency() -> None:
+    project = PROJECT["project"]
+    declared = project["dependencies"] + [r for rs in project["optional-dependencies"].values() for r in rs]
+    distributions = {"yaml": "pyyaml", "PIL": "pillow", "prometheus_client": "prometheus-client"}
+    names = {r.split(">")[0].split("=")[0].strip().lower() for r in declared}
+    trees = [ast.parse(path.read_text()) for path in SOURCE.rglob("*.py")]
+    tops = {name.partition(".")[0] for tree in trees for name in _imported(tree)} - {"stallwise", ""}
+    used = {distributions.get(name, name) for name in tops - sys.stdlib_module_names}
+    # click comes with typer; nothing else may come in unannounced.
+    assert used - names <= {"click"}
 
 
 @pytest.mark.parametrize("module", ["stallwise", "stallwise.cli.main"])
 def test_starting_up_loads_nothing_heavy(module: str) -> None:
     program = f"import sys, {module}; print(sorted(sys.modules))"
-    loaded = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, check=True).stdout
+    command = [sys.executable, "-c", program]
+    loaded = subprocess.run(command, capture_output=True, text=True, check=True, timeout=250).stdout
     heavy = {"numpy", "polars", "torch", "yaml", "scipy", "msgspec", "psutil"}
     assert heavy.isdisjoint(loaded.replace("'", "").strip("[]\n").split(", "))

@@ -1,4 +1,4 @@
-"""`make validate`: judge every case, write both reports, print what is not reproduced."""
+"""`make validate`: judge every case, write the reports, print what is not reproduced."""
 
 import argparse
 import importlib
@@ -7,7 +7,7 @@ from pathlib import Path
 
 from validation import cases as fields
 from validation.harness import ROOT, Case, data_folder, judge_all
-from validation.report import as_json, as_markdown
+from validation.report import as_json, as_markdown, forecasts
 
 
 def all_cases() -> list[Case]:
@@ -24,15 +24,16 @@ def main() -> None:
     cases = all_cases()
     rows = judge_all(cases, data_folder())
     for path, text in (
-        (into / "docs/VALIDATION.md", as_markdown(cases, rows)),
-        (into / "build/validation.json", as_json(rows)),
+        (into / "evidence/validation.md", as_markdown(cases, rows)),
+        (into / "evidence/forecasts.md", forecasts(cases, rows)),
+        (into / "build/validation.json", as_json(cases, rows)),
     ):
         path.parent.mkdir(parents=True, exist_ok=True)
         path.write_text(text)
     for row in rows:
-        if not row.verdict.startswith("reproduced"):
+        if not row.verdict.startswith(("reproduced", "forecast")):
             print(f"{row.id}: {row.case}: {row.verdict}")
-    print(f"{len(rows)} figures judged; see docs/VALIDATION.md")
+    print(f"{len(rows)} figures computed; see evidence/validation.md")
 
 
 if __name__ == "__main__":

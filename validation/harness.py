@@ -1,7 +1,8 @@
 """A validation case, and how it is judged.
 
-The tolerance is part of the case, written before anything is computed. A case that fails is reported as off by
-how much; only a misfit that was explained beforehand is called one.
+The tolerance is part of the case. A case outside it is off, by how much, whether or not the reason is known. What
+cannot be compared (another sample of machines, say) is not judged, and does not count as reproduced. Where a figure
+comes from and whether agreeing with it says anything stands in `validation/origins.py`.
 """
 
 import os
@@ -20,9 +21,9 @@ class NoInputError(Exception):
 class Case:
     """One published figure and how we compute ours.
 
-    `id` is the field and the number in its reference (`stash-22`); figures of one case share it. `tolerance` is
-    the allowed distance in `unit`. `published` is None where the truth is kept elsewhere: then nothing is judged.
-    `misfit` says, before the run, why the figure is not expected to be reproduced.
+    `id` is the field and a number (`stash-22`); figures of one case share it. `tolerance` is
+    the allowed distance in `unit`. `published` is None where nobody has published the truth: a forecast, in a file of
+    its own. `incomparable` says why the two figures are not of the same thing, `reason` why a row is off.
     """
 
     id: str
@@ -33,7 +34,8 @@ class Case:
     unit: str
     tolerance: float
     compute: Callable[[Path], float]
-    misfit: str | None = None
+    incomparable: str | None = None
+    reason: str | None = None
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -58,12 +60,13 @@ def spot_case(
     unit: str,
     tolerance: float,
     compute: Callable[[Path], float],
-    misfit: str | None = None,
+    incomparable: str | None = None,
+    reason: str | None = None,
 ) -> Case:
-    """A row of the reference on transient machines, in the order its modules write them."""
+    """A row on transient machines, in the order its modules write them."""
     return Case(
         id=f"spot-{row}", case=case, source=source, method=method, published=published, unit=unit, tolerance=tolerance,
-        compute=compute, misfit=misfit,
+        compute=compute, incomparable=incomparable, reason=reason,
     )  # fmt: skip
 
 
@@ -103,20 +106,25 @@ def _row(case: Case, value: float | None, verdict: str) -> Row:
 
 def _verdict(case: Case, value: float) -> str:
     if case.published is None:
-        return "unjudged (the truth is kept elsewhere)"
+        return "forecast (nobody has published the truth)"
+    if case.incomparable is not None:
+        return f"not comparable ({case.incomparable})"
     gap = value - case.published
     # A tolerance of 0.1 must not fail on 0.1 written in binary.
     if abs(gap) <= case.tolerance * (1 + 1e-9):
         return "reproduced"
-    if case.misfit is not None:
-        return f"misfit ({case.misfit})"
     size = f"{gap / case.published:+.1%}" if case.published else f"{gap:+.3g} {case.unit}"
-    return f"off by {size}"
+    return f"off by {size}" + (f" ({case.reason})" if case.reason else "")
+
+
+def in_order(cases: Iterable[Case]) -> list[Case]:
+    """By field and number."""
+    return sorted(cases, key=lambda case: _order(case.id))
 
 
 def judge_all(cases: Iterable[Case], folder: Path) -> list[Row]:
     """Every case in the order of its field and number."""
-    return [judge(case, folder) for case in sorted(cases, key=lambda case: _order(case.id))]
+    return [judge(case, folder) for case in in_order(cases)]
 
 
 def _order(case_id: str) -> tuple[str, int]:

@@ -2,7 +2,7 @@
 
 The traces are cut to their first jobs and put on the fewest machines that could do the work as it arrives, so that all
 of it runs in minutes. `--every` takes every file instead of one of each set, `--write` puts the table into
-docs/schedulers.md.
+evidence/schedulers.md.
 """
 
 import argparse
@@ -13,22 +13,20 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from stallwise.cluster.job import load
-from stallwise.cluster.policies import GROUPS, KNOWS, POLICIES, ROUND_POLICIES, policy_named
-from stallwise.cluster.simulator import Costs, simulate
-from stallwise.cluster.topology import Cluster
-from stallwise.cluster.topology_readers import parse_cluster
+from stallwise.cluster.policies.catalog import GROUPS, KNOWS, POLICIES, ROUND_POLICIES, policy_named
+from stallwise.cluster.simulator import RestartCosts, simulate
+from stallwise.cluster.topology import Cluster, parse_cluster
 from stallwise.cluster.traces import Trace, read_trace
-from stallwise.cluster.traces.checks import fitted, usable
-from stallwise.cluster.traces.measured import Measured
-from stallwise.cluster.traces.speeds import speeds_of
+from stallwise.cluster.traces.rows import mark_misfits, usable_trace
+from stallwise.cluster.traces.speeds import MeasuredSpeeds, trace_speeds
 from stallwise.errors import InputError
 from validation.harness import ROOT, data_folder
 
 JOBS = 100
 """Of every trace, the first so many."""
-COSTS = Costs(restart_s=30.0, first_start_s=30.0)
+COSTS = RestartCosts(restart_s=30.0, first_start_s=30.0)
 DAY_S = 86_400.0
-PAGE = ROOT / "docs/schedulers.md"
+PAGE = ROOT / "evidence/schedulers.md"
 BEGIN, END = "<!-- the table begins -->\n", "<!-- the table ends -->\n"
 
 # One trace of each set, and how many GPUs a machine has there (0: as given behind it).
@@ -97,11 +95,11 @@ def cluster_for(trace: Trace, machine: int) -> str:
 
 def run(path: Path, name: str, where: int | str, policies: Sequence[str]) -> Row:
     """All policies on one trace."""
-    measured = Measured()
+    measured = MeasuredSpeeds()
     trace = read_trace(path, measured)
-    trace, speeds = speeds_of(trace, path, measured, None)
+    trace, speeds = trace_speeds(trace, path, measured, None)
     whole = len(trace.jobs)
-    first = usable(fitted(trace, 1 << 30, models=speeds.models), skip_bad=True).jobs[:JOBS]
+    first = usable_trace(mark_misfits(trace, 1 << 30, models=speeds.models), skip_bad=True).jobs[:JOBS]
     cut = Trace(source=trace.source, format=trace.format, jobs=first, speed=trace.speed)
     text = where if isinstance(where, str) else cluster_for(cut, where)
     cluster = parse_cluster(text)
@@ -152,7 +150,7 @@ def main() -> None:
     parser.add_argument("--every", action="store_true", help="every file, not one of each set")
     parser.add_argument("--only", default="", help="traces whose name has this in it")
     parser.add_argument("--policy", nargs="*", default=[*POLICIES, *ROUND_POLICIES], help="these policies")
-    parser.add_argument("--write", action="store_true", help="put the table into docs/schedulers.md")
+    parser.add_argument("--write", action="store_true", help="put the table into evidence/schedulers.md")
     options = parser.parse_args()
     names = [name for text in options.policy for name in GROUPS.get(text, (text,))]
     folder, rows = data_folder() / "cluster_traces", []

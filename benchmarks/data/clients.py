@@ -58,15 +58,15 @@ def _run(name: str, server: Seaweed, count: int) -> float:
 
 
 def _ours(bucket: str, endpoint: str) -> Get:
-    from stallwise.data.fetch import Fetcher
-    from stallwise.data.objects import ObjectRef
-    from stallwise.data.store import Bucket
+    from stallwise.data.objects._fetch import Fetcher
+    from stallwise.data.objects.index import ObjectRef
+    from stallwise.data.objects.store import ObjectBucket
 
     options = {
         "access_key_id": os.environ["AWS_ACCESS_KEY_ID"],
         "secret_access_key": os.environ["AWS_SECRET_ACCESS_KEY"],
     }
-    fetcher = Fetcher(Bucket(f"s3://{bucket}/", endpoint, options))
+    fetcher = Fetcher(ObjectBucket(f"s3://{bucket}/", endpoint, options))
     return lambda name: fetcher.get(ObjectRef(name, SIZE_BYTES)).data
 
 

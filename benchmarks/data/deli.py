@@ -129,10 +129,10 @@ def _cut(job: Job, how: str, serial: Waits, ours: Waits, bar: float) -> Result:
 def _refill(place: Ground, half: Waits) -> Result:
     empty = place.waits(CIFAR, mode=EMPTY)
     return Result(
-        claim=f"CIFAR, cache 2048, start-up apart: refill at half waits ≥ {HALF_OVER_EMPTY:.0f}× less than at empty",
-        measured=f"{empty.later_s / half.later_s:.1f}×: {half.later_s:.2f} against {empty.later_s:.2f} s in the second "
-        f"epoch, {half.wait_s:.2f} against {empty.wait_s:.2f} s with the first",
-        held=empty.later_s >= HALF_OVER_EMPTY * half.later_s,
+        claim=f"CIFAR, cache 2048: refill at half waits ≥ {HALF_OVER_EMPTY:.0f}× less than at empty",
+        measured=f"{empty.wait_s / half.wait_s:.1f}×: {half.wait_s:.2f} against {empty.wait_s:.2f} s; in the second "
+        f"epoch alone {empty.later_s / half.later_s:.1f}×: {half.later_s:.2f} against {empty.later_s:.2f} s",
+        held=empty.wait_s >= HALF_OVER_EMPTY * half.wait_s,
     )
 
 

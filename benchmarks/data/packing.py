@@ -16,10 +16,9 @@ from torch.utils.data import DataLoader, SequentialSampler
 from benchmarks.data.race import quick
 from benchmarks.harness import Result
 from stallwise.data import BucketDataset, ImportanceSampler, Lookahead, NodeCache
-from stallwise.data.fetch import Fetched
-from stallwise.data.joining import Joiner
-from stallwise.data.objects import ObjectRef
-from stallwise.data.policy import Policy
+from stallwise.data.cache._index import CachePolicy
+from stallwise.data.objects._fetch import FetchedObject, RangeCoalescer
+from stallwise.data.objects.index import ObjectRef
 from tests.data.cache_box import bytes_of, key_of
 from tests.data.testbed.proxy import Proxy, fault_proxy
 from tests.data.testbed.seaweed import Seaweed, objects, seaweed
@@ -40,11 +39,11 @@ def measure() -> Iterator[Result]:
 
 def _packs() -> Iterator[Result]:
     count = 2_000 if quick() else 20_000
-    policies: tuple[Policy, ...] = ("no-evict", "packed")
-    filled: dict[Policy, float] = {}
-    read: dict[Policy, float] = {}
-    disk: dict[Policy, int] = {}
-    files: dict[Policy, int] = {}
+    policies: tuple[CachePolicy, ...] = ("no-evict", "packed")
+    filled: dict[CachePolicy, float] = {}
+    read: dict[CachePolicy, float] = {}
+    disk: dict[CachePolicy, int] = {}
+    files: dict[CachePolicy, int] = {}
     with tempfile.TemporaryDirectory(dir=Path.cwd() / "build") as name:
         for policy in policies:
             cache = NodeCache(Path(name) / policy, 10**9, policy)
@@ -66,7 +65,6 @@ def _packs() -> Iterator[Result]:
         claim="the same: time of a read that hits, and of keeping one",
         measured=f"{1e6 * read[packed] / count:.1f} µs against {1e6 * read[plain] / count:.1f}; "
         f"{1e6 * filled[packed] / count:.0f} µs against {1e6 * filled[plain] / count:.0f}",
-        held=True,
     )
 
 
@@ -94,10 +92,10 @@ def _records(server: Seaweed, proxy: Proxy, folder: Path) -> Result:
         dataset = BucketDataset("s3://shards/", _size, parts=parts, **given)  # type: ignore[arg-type]
         loader = DataLoader(dataset, 64, sampler=Lookahead(SequentialSampler(dataset)))
         start = time.perf_counter()
-        with mock.patch("stallwise.data.loading.Joiner", Joiner if joins else _Alone):
+        with mock.patch("stallwise.data.prefetch._loading.RangeCoalescer", RangeCoalescer if joins else _Alone):
             total = sum(int(batch.sum()) for batch in loader)
         assert total == len(parts) * RECORD
-        told[joins] = (time.perf_counter() - start, proxy.seen().requests["get"])
+        told[joins] = (time.perf_counter() - start, proxy.traffic().requests["get"])
     (joined_s, joined), (alone_s, alone) = told[True], told[False]
     return Result(
         claim=f"{len(parts):,} records of {RECORD} bytes in {len(names)} shards, {1e3 * LATENCY_S:.0f} ms away: joined "
@@ -107,10 +105,10 @@ def _records(server: Seaweed, proxy: Proxy, folder: Path) -> Result:
     )
 
 
-class _Alone(Joiner):
+class _Alone(RangeCoalescer):
     """Reads each record by itself."""
 
-    def get(self, ref: ObjectRef) -> Fetched:
+    def get(self, ref: ObjectRef) -> FetchedObject:
         return self._read(ref)
 
 
@@ -119,7 +117,7 @@ def _importance(server: Seaweed, folder: Path) -> Result:
     count, epochs, batch = (200, 5, 50) if quick() else (1000, 8, 100)
     server.fill("hard", objects(count, 3_900))
     shares = {}
-    policies: tuple[Policy, ...] = ("no-evict", "lru", "importance")
+    policies: tuple[CachePolicy, ...] = ("no-evict", "lru", "importance")
     for policy in policies:
         cache = NodeCache(folder / policy, count // 5 * 4096, policy)
         dataset = BucketDataset(

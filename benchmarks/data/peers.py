@@ -26,6 +26,7 @@ class Environment:
 
 
 LITDATA = Environment("litdata", ("litdata==0.2.76",))
+SPDL = Environment("spdl", ("spdl_core==0.8.0",))
 STREAMING = Environment(
     "streaming",
     (

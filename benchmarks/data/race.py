@@ -11,16 +11,16 @@ import signal
 import statistics
 import subprocess
 import tempfile
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 
-from benchmarks.data.peers import LITDATA, ROOT, STREAMING, python_of
+from benchmarks.data.peers import LITDATA, ROOT, SPDL, STREAMING, python_of
 from benchmarks.data.spec import Epoch, Report, Spec
 from tests.data.testbed.link import Link
 from tests.data.testbed.seaweed import Seaweed
 
-_ENVIRONMENTS = {"litdata_raw": LITDATA, "streaming_mds": STREAMING}
+_ENVIRONMENTS = {"litdata_raw": LITDATA, "streaming_mds": STREAMING, "spdl_pipeline": SPDL}
 _PATIENCE_S = 300
 # Without a cache every sample must come from the store; a few lie in the look-ahead at the end of one epoch and are
 # wanted again at the beginning of the next.
@@ -146,6 +146,21 @@ def take_turns(runs: Mapping[str, "Turn"], rounds: int) -> dict[str, list[Outcom
     return {name: runs for name, runs in outcomes.items() if runs}
 
 
+def at_their_best(peers: Mapping[str, Sequence["Turn"]]) -> dict[str, "Turn"]:
+    """Of every peer the setting with the best steady pace in one run of each; all that was tried is printed."""
+    best = {}
+    for name, turns in peers.items():
+        paces = []
+        for turn in turns:
+            done = take_turns({name: turn}, 1).get(name)
+            paces.append(spread(done, "steady_per_s").median if done else 0.0)
+        if any(paces):
+            best[name] = turns[paces.index(max(paces))]
+            tried = ", ".join(f"{turn.setting} {pace:.0f}" for turn, pace in zip(turns, paces, strict=True))
+            print(f"       {name}, samples/s by setting: {tried}; taken: {best[name].setting}", flush=True)
+    return best
+
+
 @dataclass(frozen=True)
 class Turn:
     """What `run` needs for one contestant."""
@@ -154,6 +169,15 @@ class Turn:
     server: Seaweed
     total_bytes: int
     link: Link | None = None
+
+    @property
+    def setting(self) -> str:
+        """What a sweep varies, in words."""
+        spec, found = self.spec, [f"{self.spec.workers} workers"]
+        if spec.prefetch is not None:
+            found.append(f"prefetch {spec.prefetch}")
+        found += [f"{value} {name}" for name, value in spec.extra.items() if name in ("threads", "concurrency")]
+        return " and ".join(found)
 
 
 def spread(outcomes: list[Outcome], figure: str) -> "Spread":

@@ -18,9 +18,8 @@ from benchmarks.data.cached import Pictures
 from benchmarks.data.race import quick
 from benchmarks.harness import Result
 from stallwise.data import NodeCache, Peers
-from stallwise.model.bucket import Epoch, Link, epoch_misses, epoch_wait
-from stallwise.model.cache import partitioned
-from stallwise.model.sharing import partitioned_wait
+from stallwise.model.data.cache import partitioned
+from stallwise.model.data.object_store import EpochReads, ObjectStoreLink, epoch_misses, epoch_wait, partitioned_wait
 from tests.data.node_job import Settings
 from tests.data.test_peers_nodes import charge, from_bucket, run, total
 from tests.data.testbed.nodes import nodes
@@ -102,7 +101,6 @@ def _overhead() -> Iterator[Result]:
     yield Result(
         claim="a peer's 100 KB over loopback beside a direct read of the same entry (no bar)",
         measured=f"{1e6 * over:.0f} µs against {1e6 * direct:.0f} µs: {1e6 * (over - direct):.0f} µs more",
-        held=True,
     )
 
 
@@ -155,8 +153,8 @@ def _nodes() -> Iterator[Result]:
 
 def _predicted(count: int) -> float:
     """Bound by the links: the job only checks bytes. The bucket's link is shared by both nodes."""
-    epoch = Epoch(samples=count / 2, sample_bytes=SIZE, ready_samples_per_s=2000, first_samples=8)
-    bucket = Link(latency_s=0.001, bytes_per_s=BUCKET_MBIT * 1e6 / 8 / 2, concurrency=64)
+    epoch = EpochReads(samples=count / 2, sample_bytes=SIZE, ready_samples_per_s=2000, first_samples=8)
+    bucket = ObjectStoreLink(latency_s=0.001, bytes_per_s=BUCKET_MBIT * 1e6 / 8 / 2, concurrency=64)
     apart = epoch_wait(epoch, bucket, epoch_misses("no-evict", CACHED, nodes=2, epochs=3)[2])
     peer = partitioned(CACHED, 2).peer
     shared = partitioned_wait(epoch, bucket, NODE_MBIT * 1e6 / 8, miss=0.0, peer=peer)

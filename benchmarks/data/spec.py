@@ -17,6 +17,7 @@ class Spec:
     samples: int
     batch: int = 32
     workers: int = 2
+    prefetch: int | None = None
     epochs: int = 1
     step_s: float = 0.0
     decode: str = "mark"

@@ -1,1 +1,1 @@
-"""Measurements that need a GPU; run by hand, figures in docs/gpu.md."""
+"""Measurements that need a GPU; run by hand, figures in evidence/gpu.md."""

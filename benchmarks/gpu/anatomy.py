@@ -36,7 +36,7 @@ def speed(model: str, *before: str) -> float:
 
 def profiled(model: str, folder: Path, *options: str) -> dict[str, object]:
     """The profile of the job as JSON."""
-    command = ["profile", "--json", "--no-cold", "--max-time", "8", "-o", str(folder), JOB, "--model", model]
+    command = ["profile", "--json", "--no-cold", "--max-time", "8s", "-o", str(folder), JOB, "--model", model]
     done = subprocess.run(
         [sys.executable, "-m", "stallwise", *command, "--workers", WORKERS, *options],
         capture_output=True,

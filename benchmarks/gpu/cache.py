@@ -91,7 +91,7 @@ class Group:
 
 def profiled(group: Group, data: Path, folder: Path) -> dict[str, float]:
     """P, G, C and F in samples per second."""
-    options = ["profile", "--json", "--max-time", "8", "-o", str(folder)]
+    options = ["profile", "--json", "--max-time", "8s", "-o", str(folder)]
     job = [JOB, "--data", str(data), "--workers", str(WORKERS)]
     with group.start(sys.executable, "-m", "stallwise", *options, *job) as running:
         assert running.stdout is not None
@@ -152,8 +152,9 @@ def drop(data: Path) -> None:
 
 def main() -> None:
     """Print predicted and measured at each size of the cache."""
-    from stallwise.model.cache import fetch_rate, lru_miss, page_cache_miss
-    from stallwise.model.datapath import speed
+    from stallwise.model.data.cache import lru_miss, page_cache_miss
+    from stallwise.model.data.datapath import speed
+    from validation.formulas import fetch_rate
 
     data = Path("build/raw-images").absolute()
     size_bytes = write_files(data)

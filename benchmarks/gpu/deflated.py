@@ -15,12 +15,12 @@ import tempfile
 import time
 from pathlib import Path
 
+from stallwise.analysis.analysis import open_run
 from stallwise.deflate import act
 from stallwise.deflate.cgroups import group_of
 from stallwise.deflate.response import response_of
 from stallwise.errors import InputError
-from stallwise.model.deflation import Kept, Response
-from stallwise.run.reader import Run
+from stallwise.model.deflation import DeflationResponse, ResourceFractions
 
 JOB = Path(__file__).with_name("train.py")
 LEVELS = (2.0, 1.4, 1.0, 0.7, 0.45)
@@ -29,11 +29,11 @@ WITHIN = 0.10
 SECONDS, PROFILE_S = 15, 40
 
 
-def profiled(folder: Path, words: list[str]) -> Response:
+def profiled(folder: Path, words: list[str]) -> DeflationResponse:
     """The job's run record, and what it does with less."""
     options = ("--no-cold", "--max-time", str(PROFILE_S), "-o", str(folder))
     subprocess.run([sys.executable, "-m", "stallwise", "profile", *options, *words], check=True, capture_output=True)
-    return response_of(Run.open(folder))
+    return response_of(open_run(folder))
 
 
 def by_quota() -> bool:
@@ -53,7 +53,7 @@ def step_s(words: list[str], cores: float, samples: int, *, quota: bool) -> floa
     with subprocess.Popen(line, stdout=subprocess.PIPE, text=True) as job:
         if quota:
             time.sleep(0.2)
-            act.deflate(str(job.pid), act.Want(cpu=act.Amount(amount=cores), cooperative=False, look_s=0.1))
+            act.deflate(str(job.pid), act.DeflationRequest(cpu=act.Amount(amount=cores), cooperative=False, look_s=0.1))
         out = job.communicate()[0]
     if job.returncode:
         raise SystemExit(f"The job ended with {job.returncode}.")
@@ -65,7 +65,7 @@ def main(model: str = "vit_b_16", workers: str = "14") -> int:
     words = [str(JOB), "--model", model, "--workers", workers]
     folder = Path(tempfile.mkdtemp()) / "run"
     response, quota = profiled(folder, words), by_quota()
-    whole = response.at(Kept())
+    whole = response.at(ResourceFractions())
     knee = (response.cpu_s + response.process_s) / whole.step_s
     print(
         f"{model}, {workers} workers, {response.cores:g} cores: step {whole.step_s * 1e3:.1f} ms (measured "
@@ -77,7 +77,7 @@ def main(model: str = "vit_b_16", workers: str = "14") -> int:
     for level in LEVELS:
         cores = min(response.cores, level * knee)
         cores = cores if quota else max(1, round(cores))
-        said_s = response.at(Kept(cpu=cores / response.cores)).step_s
+        said_s = response.at(ResourceFractions(cpu=cores / response.cores)).step_s
         seen_s = step_s(words, cores, response.job.samples or 1, quota=quota)
         missed |= abs(seen_s / said_s - 1) > WITHIN
         print(

@@ -16,8 +16,8 @@ from torch import distributed as dist
 from torch import nn
 from torch.nn.parallel import DistributedDataParallel
 
-from stallwise.buckets import Bucket, BucketPlan, carried_out, planned_ddp
-from stallwise.buckets.ddp import has_limits
+from stallwise.buckets import BucketPlan, GradientBucket, applied_plan, planned_ddp
+from stallwise.buckets._ddp import has_limits
 
 STEPS, WIDTH, DEPTH = 12, 2048, 12
 
@@ -37,7 +37,7 @@ def plan_of(model: nn.Module, cuts: list[int]) -> BucketPlan:
         source="h200",
         gpus=1,
         buckets=tuple(
-            Bucket(parameters=tuple(n for n, _ in run), bytes=sum(p.numel() * p.element_size() for _, p in run))
+            GradientBucket(parameters=tuple(n for n, _ in run), bytes=sum(p.numel() * p.element_size() for _, p in run))
             for run in runs
         ),
     )
@@ -83,7 +83,7 @@ def main() -> None:
             model = planned_ddp(net, plan_of(net, [2, 5, 11, 20]), way=way, device_ids=[0])
             seen, step_s = gradients(model, busy=busy)
             exact = all(torch.equal(a, b) for x, y in zip(plain, seen, strict=True) for a, b in zip(x, y, strict=True))
-            done = carried_out(model)
+            done = applied_plan(model)
             said[f"{way}, busy={busy}"] = {
                 "exact": exact, "as_planned": done.as_planned, "buckets": len(done.real_bytes or ()),
                 "step_ms": round(1e3 * step_s, 3), "plain_step_ms": round(1e3 * plain_s, 3),

@@ -13,10 +13,10 @@ import tempfile
 from pathlib import Path
 
 from benchmarks.gpu.train import BATCH
-from stallwise.model.datapath import LoaderWork, step_with_workers
-from stallwise.model.intervals import median_of_block_means
-from stallwise.record import plan
-from stallwise.record.split import measure
+from stallwise.analysis.split import measure
+from stallwise.model.data.datapath import LoaderWork, step_with_workers
+from stallwise.model.statistics.intervals import median_of_block_means
+from stallwise.run import phases
 from stallwise.run.reader import Run
 
 JOB = str(Path(__file__).with_name("train.py"))
@@ -33,12 +33,12 @@ def bare(model: str, workers: int) -> float:
 
 def predicted(model: str, folder: Path) -> dict[int, float]:
     """Samples per second at each number of workers, from a profile with two."""
-    command = ["profile", "--no-cold", "--max-time", "25", "-o", str(folder), JOB, "--model", model, "--workers", "2"]
+    command = ["profile", "--no-cold", "--max-time", "25s", "-o", str(folder), JOB, "--model", model, "--workers", "2"]
     done = subprocess.run([sys.executable, "-m", "stallwise", *command], capture_output=True, text=True, check=True)
     print(done.stdout)
     found = measure(Run.open(folder))
     assert found.data is not None
-    consume_s = median_of_block_means(list(found.rungs[plan.HOST].values())).value
+    consume_s = median_of_block_means(list(found.rungs[phases.HOST].values())).value
     work: LoaderWork = found.data.work
     cores = Run.open(folder).manifest.nodes[0].cores or 1
     return {n: BATCH[model] / step_with_workers(work, consume_s, n, cores) for n in WORKERS}

@@ -27,14 +27,13 @@ class Stallwise:
     """Our light mode, switched on and off by exchanging what it patches."""
 
     def __init__(self) -> None:
-        from stallwise.record.launch import begin_record
-        from stallwise.record.recorder import Recorder
-        from stallwise.record.settings import Settings
+        from stallwise.record.rank.environment import RecordSettings, begin_record
+        from stallwise.record.rank.recorder import Recorder
         from stallwise.run.writer import RankWriter
 
         folder = Path(tempfile.mkdtemp())
         begin_record(folder / "run", script="blocks.py", arguments=(), launcher=None)
-        settings = Settings(folder=str(folder / "run"), light=True)
+        settings = RecordSettings(folder=str(folder / "run"), light=True)
         writer = RankWriter.open(folder / "run", 0, clock_zero_s=time.monotonic())
         self._off = self._patches()
         Recorder(settings, writer, str(folder / "workers")).watch()

@@ -17,8 +17,8 @@ from torch import nn
 from torch.nn.parallel import DistributedDataParallel
 from torch.utils.data import DataLoader
 
-from stallwise.buckets import carried_out, planned_ddp
-from stallwise.record.study_net import SleepingNetwork
+from stallwise.buckets import applied_plan, planned_ddp
+from stallwise.machine.study_rank import SleepingNetwork
 from stallwise.workload.families import network
 
 
@@ -53,7 +53,7 @@ def in_turns(made: nn.Module, plan: str, rounds: int, steps: int) -> None:
             times[name].append(block_s(arms[name], steps))
     if dist.get_rank() == 0:
         found = {name: {"median_s": statistics.median(s), "all_s": s} for name, s in times.items()}
-        print(json.dumps(found | {"as_planned": carried_out(arms["planned"]).as_planned}), flush=True)
+        print(json.dumps(found | {"as_planned": applied_plan(arms["planned"]).as_planned}), flush=True)
     dist.destroy_process_group()
 
 

@@ -6,38 +6,58 @@ cheap inside a training script.
 
 from typing import TYPE_CHECKING
 
+from stallwise._version import __version__
 from stallwise.lazy import loader
 
 if TYPE_CHECKING:
+    from stallwise.analysis.analysis import Analysis
+    from stallwise.analysis.prediction import Prediction
+    from stallwise.analysis.target import Target
+    from stallwise.api import compare, open_profile, open_run, profile, recommend, simulate
     from stallwise.errors import StallwiseError
-    from stallwise.notebook import open_profile
-    from stallwise.record.inside import profiling
-    from stallwise.record.lightning_callback import LightningCallback
-    from stallwise.record.marks import batches, step
-    from stallwise.record.trainer_callback import TrainerCallback
-
-__version__ = "0.1.0.dev0"
+    from stallwise.hardware.catalog import Catalog
+    from stallwise.record.api import batches, profiling, step
+    from stallwise.record.frameworks.huggingface import TrainerCallback
+    from stallwise.record.frameworks.lightning import LightningCallback
 
 __all__ = [
+    "Analysis",
+    "Catalog",
     "LightningCallback",
+    "Prediction",
     "StallwiseError",
+    "Target",
     "TrainerCallback",
     "__version__",
     "batches",
+    "compare",
     "open_profile",
+    "open_run",
+    "profile",
     "profiling",
+    "recommend",
+    "simulate",
     "step",
 ]
 
 __getattr__ = loader(
     __name__,
     {
-        "LightningCallback": "record.lightning_callback",
+        "Analysis": "analysis.analysis",
+        "Catalog": "hardware.catalog",
+        "LightningCallback": "record.frameworks.lightning",
+        "Prediction": "analysis.prediction",
         "StallwiseError": "errors",
-        "TrainerCallback": "record.trainer_callback",
-        "batches": "record.marks",
-        "open_profile": "notebook",
-        "profiling": "record.inside",
-        "step": "record.marks",
+        "Target": "analysis.target",
+        "TrainerCallback": "record.frameworks.huggingface",
+        "batches": "record.api",
+        "compare": "api",
+        "open_profile": "api",
+        "open_run": "api",
+        "profile": "api",
+        "profiling": "record.api",
+        "recommend": "api",
+        "simulate": "api",
+        "step": "record.api",
     },
 )

@@ -9,7 +9,7 @@ from typing import Any
 
 
 def loader(package: str, homes: Mapping[str, str]) -> Callable[[str], Any]:
-    """The `__getattr__` of `package`: each name from the module below it that `homes` says (PEP 562)."""
+    """The `__getattr__` of `package` (PEP 562): `homes` maps public names to the modules below it that define them."""
 
     def find(name: str) -> Any:
         if name not in homes:

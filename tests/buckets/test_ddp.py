@@ -10,8 +10,8 @@ from torch import distributed as dist
 from torch import nn
 from torch.distributed.algorithms._checkpoint.checkpoint_wrapper import checkpoint_wrapper
 
-from stallwise.buckets import Bucket, BucketPlan, carried_out, planned_ddp, read_plan, write_plan
-from stallwise.buckets.ddp import Way
+from stallwise.buckets import BucketPlan, GradientBucket, applied_plan, planned_ddp, read_plan, write_plan
+from stallwise.buckets._ddp import Way
 from stallwise.errors import InputError
 from tests.record.jobs import plain_ranks
 
@@ -36,7 +36,9 @@ def test_with_three_ranks_only_rounding_differs() -> None:
 
 
 def plan(*buckets: tuple[str, ...]) -> BucketPlan:
-    return BucketPlan(source="run", gpus=2, buckets=tuple(Bucket(parameters=names, bytes=4) for names in buckets))
+    return BucketPlan(
+        source="run", gpus=2, buckets=tuple(GradientBucket(parameters=names, bytes=4) for names in buckets)
+    )
 
 
 def test_a_plan_survives_its_file(tmp_path: Path) -> None:
@@ -49,9 +51,9 @@ def test_a_plan_survives_its_file(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("text", "sentence"),
     [
-        ("", "is no bucket plan"),
-        ('{"buckets": 3}', "is no bucket plan"),
-        ('{"source": "x", "gpus": 2, "buckets": [], "other": 1}', "is no bucket plan"),
+        ("", "is not a bucket plan"),
+        ('{"buckets": 3}', "is not a bucket plan"),
+        ('{"source": "x", "gpus": 2, "buckets": [], "other": 1}', "is not a bucket plan"),
         ('{"source": "x", "gpus": 2, "buckets": []}', "no buckets"),
         ('{"version": 2, "source": "x", "gpus": 2, "buckets": []}', "version 2"),
         (
@@ -85,7 +87,7 @@ def test_a_wrapped_module_has_the_names_of_the_bare_one(one_rank: None, way: Way
     names = [name for name, _ in compiled.named_parameters()]
     assert names[-1] == "_orig_mod.1._checkpoint_wrapped_module.bias"
     model = planned_ddp(compiled, plan(("1.bias", "1.weight"), ("0.bias", "0.weight")), way=way)
-    assert carried_out(model).planned_bytes == (4 * (2 + 8), 4 * (4 + 12))
+    assert applied_plan(model).planned_bytes == (4 * (2 + 8), 4 * (4 + 12))
 
 
 def test_names_that_only_look_wrapped_are_the_modules_own(one_rank: None) -> None:
@@ -93,7 +95,7 @@ def test_names_that_only_look_wrapped_are_the_modules_own(one_rank: None) -> Non
     net = nn.Linear(2, 2)
     net.module = nn.Linear(2, 2, bias=False)
     model = planned_ddp(net, plan(("module.weight", "bias"), ("weight",)), way="hook")
-    assert carried_out(model).planned_bytes == (24, 16)
+    assert applied_plan(model).planned_bytes == (24, 16)
     with pytest.raises(InputError, match=r"1 parameter not in the plan \(module.weight\)"):
         planned_ddp(net, plan(("weight", "bias")))
 

@@ -33,14 +33,14 @@ def test_offers_as_json(cli: Cli) -> None:
     assert {offer["gpu"] for offer in document["offers"]} == {"H100-SXM", "H100-PCIe", "H100-NVL"}
     prices = [offer["usd_per_h"] for offer in document["offers"]]
     assert prices == sorted(prices)
-    age = (dt.date.today() - dt.date.fromisoformat(document["oldest_as_of"])).days
+    age = (dt.date(2026, 11, 18) - dt.date.fromisoformat(document["oldest_as_of"])).days
     assert document["age_days"] == age
     assert document["nearest"] == []
 
 
 def test_filters(ask: Cli) -> None:
     every = ("--cloud", "aws", "--region", "us-east-1", "--market", "spot", "--max-price", "30")
-    document = asked(ask, "offers", *every, "--min-gpus", "8", "--min-gpu-memory", "40", "--sort", "gpu-price")
+    document = asked(ask, "offers", *every, "--min-gpus", "8", "--min-gpu-memory", "40GiB", "--sort", "gpu-price")
     assert document["offers"]
     for offer in document["offers"]:
         assert (offer["cloud"], offer["region"], offer["market"]) == ("aws", "us-east-1", "spot")
@@ -71,8 +71,8 @@ def test_nothing_matches_says_what_is_nearest(ask: Cli) -> None:
 
 def test_retired_types_are_left_out_unless_asked_for(ask: Cli) -> None:
     done = ask("catalog", "offers", "--instance", "p3.16xlarge", code=1)
-    assert "With --retired: p3.16xlarge" in done.stderr
-    document = asked(ask, "offers", "--instance", "p3.16xlarge", "--retired")
+    assert "With --include-retired: p3.16xlarge" in done.stderr
+    document = asked(ask, "offers", "--instance", "p3.16xlarge", "--include-retired")
     assert {offer["retired_on"] for offer in document["offers"]} == {"2026-03-31"}
 
 
@@ -91,7 +91,9 @@ def test_retired_types_are_left_out_unless_asked_for(ask: Cli) -> None:
 )
 def test_bad_input_is_one_sentence(ask: Cli, arguments: tuple[str, ...], sentence: str) -> None:
     done = ask("catalog", *arguments, "--json", code=2)
-    assert done.stdout == ""
+    document = json.loads(done.stdout)
+    assert document["schema"] == {"name": "stallwise/error", "version": 1}
+    assert sentence in document["error"]["message"]
     assert sentence in done.stderr
     assert len(done.stderr.strip().splitlines()) == 1
 
@@ -178,7 +180,8 @@ def mirror(tmp_path: Path) -> Iterator[str]:
         thread.start()
         yield f"http://127.0.0.1:{server.server_address[1]}"
         server.shutdown()
-        thread.join()
+        thread.join(60)
+        assert not thread.is_alive()
 
 
 def test_update_from_a_mirror(ask: Cli, mirror: str) -> None:
@@ -194,15 +197,16 @@ def test_update_from_a_mirror(ask: Cli, mirror: str) -> None:
 def test_update_offline(cli: Cli, monkeypatch: pytest.MonkeyPatch) -> None:
     for name in ("http_proxy", "https_proxy", "HTTP_PROXY", "HTTPS_PROXY"):
         monkeypatch.delenv(name, raising=False)
-    done = cli("catalog", "update", "--from", "http://127.0.0.1:9", code=2)  # nobody listens there
+    done = cli("catalog", "update", "--from", "http://127.0.0.1:9", code=3)  # nobody listens there
     assert "could not be fetched" in done.stderr
     assert "stallwise catalog import ~/.sky/catalogs" in done.stderr
     assert not (Path(os.environ["XDG_CONFIG_HOME"]) / "stallwise").exists()
 
 
 def test_completion_of_names() -> None:
-    from stallwise.cli.catalog import _complete_cloud, _complete_gpu, _complete_name
+    from stallwise.cli.catalog import _complete_cloud, _complete_name
+    from stallwise.cli.options import complete_gpu
 
-    assert {"H100", "H100-NVL"} <= set(_complete_gpu("h10"))
+    assert {"H100", "H100-NVL"} <= set(complete_gpu("h10"))
     assert _complete_cloud("a") == ["aws", "azure"]
     assert "p5.48xlarge" in _complete_name("p5")

@@ -6,10 +6,9 @@ from typing import Any
 
 import pytest
 
-from stallwise.model.bucket import Epoch, Link, epoch_wait
-from stallwise.record.profile import profile_of
-from stallwise.report.profile_json import document
-from stallwise.run.reader import Run
+from stallwise.analysis.analysis import open_run
+from stallwise.model.data.object_store import EpochReads, ObjectStoreLink, epoch_wait
+from stallwise.report.views.profile import document
 from tests.conftest import Cli
 from tests.data.made_loads import BATCH, SAMPLE_BYTES, STEP_S, STEPS, WAIT_S, make_bucket_run
 from tests.run.made import make_run
@@ -38,7 +37,7 @@ def _no(ask: Cli, *arguments: object) -> str:
 
 
 def test_stat_adds_up_and_prices(ask: Cli, run: Path) -> None:
-    found = _json(ask, "stat", run, "--store", "s3", "--egress", "0.09", "--samples", DATASET)
+    found = _json(ask, "stat", run, "--store-prices", "s3", "--egress", "0.09", "--epoch-samples", DATASET)
     total, requests = found["use"]["total"], SAMPLES * 3 // 4 + RANKS
     assert (total["samples"], total["hits"], total["retries"]) == (SAMPLES, SAMPLES // 4, RANKS)
     assert total["requests"] == requests
@@ -60,7 +59,7 @@ def test_stat_of_every_loader_and_of_waits(ask: Cli, run: Path) -> None:
     assert network["p50_s"] == pytest.approx(0.0195, abs=0.001)
     assert network["p95_s"] == pytest.approx(0.037, abs=0.001)
     text = ask("data", "stat", str(run)).stdout
-    for expected in ("25 %", "step waits", "20 % of the step", "dollars unknown", "19.5 ms", "decode function"):
+    for expected in ("25 %", "step waits", "20 % of the step", "unknown for this run", "19.5 ms", "decode function"):
         assert expected in text
 
 
@@ -72,20 +71,32 @@ def test_card_page_and_document_say_it(ask: Cli, run: Path, tmp_path: Path) -> N
     page = (tmp_path / "page.html").read_text()
     assert "a batch waits for" in page
     assert "25 % of samples" in page
-    assert document(profile_of(Run.open(run)))["bucket"]["total"]["samples"] == SAMPLES
+    assert document(open_run(run).profile)["bucket"]["total"]["samples"] == SAMPLES
 
 
 def test_a_run_without_a_bucket_says_so(ask: Cli, tmp_path: Path) -> None:
     make_run(tmp_path / "plain", [0.1, 0.1])
     assert "loaded nothing from a bucket" in _no(ask, "stat", tmp_path / "plain")
-    assert profile_of(Run.open(tmp_path / "plain")).bucket is None
+    assert open_run(tmp_path / "plain").profile.bucket is None
 
 
 def test_plan_is_the_model_of_the_run(ask: Cli, run: Path) -> None:
     cache = DATASET * SAMPLE_BYTES * 0.4
     found = _json(
-        *(ask, "plan", run, "--cache", cache, "--link", "200mbit", "--latency", "30ms", "--samples", DATASET),
-        *("--epochs", "3", "--store", "gs", "--concurrency", "32"),
+        *(
+            ask,
+            "plan",
+            run,
+            "--cache-size",
+            f"{cache}B",
+            "--store-link",
+            "200mbit",
+            "--latency",
+            "30ms",
+            "--epoch-samples",
+            DATASET,
+        ),
+        *("--epochs", "3", "--store-prices", "gs", "--concurrency", "32"),
     )
     facts = found["facts"]
     assert facts["sample_bytes"] == SAMPLE_BYTES
@@ -94,8 +105,10 @@ def test_plan_is_the_model_of_the_run(ask: Cli, run: Path) -> None:
     assert facts["ingest_samples_per_s"] == pytest.approx(pace)
     rows = {(one["name"], one["sticky"]): one for one in found["alternatives"]}
     assert set(rows) == {("no cache", False), ("this cache", False), ("half the data", False), ("all the data", False)}
-    epoch = Epoch(samples=DATASET, sample_bytes=SAMPLE_BYTES, ready_samples_per_s=pace, first_samples=RANKS * BATCH)
-    link = Link(latency_s=0.03, bytes_per_s=25e6, concurrency=32)
+    epoch = EpochReads(
+        samples=DATASET, sample_bytes=SAMPLE_BYTES, ready_samples_per_s=pace, first_samples=RANKS * BATCH
+    )
+    link = ObjectStoreLink(latency_s=0.03, bytes_per_s=25e6, concurrency=32)
     this = rows["this cache", False]
     assert this["misses"] == pytest.approx([1, 0.6, 0.6])
     assert this["last"]["wait_s"] == pytest.approx(epoch_wait(epoch, link, 0.6).wait_s)
@@ -109,7 +122,18 @@ def test_plan_is_the_model_of_the_run(ask: Cli, run: Path) -> None:
 
 
 def test_more_nodes_miss_more_unless_partitions_are_sticky(ask: Cli, run: Path) -> None:
-    options = ("--cache", "250MB", "--link", "1gbit", "--samples", DATASET, "--nodes", "4", "--policy", "no-evict")
+    options = (
+        "--cache-size",
+        "250MB",
+        "--store-link",
+        "1gbit",
+        "--epoch-samples",
+        DATASET,
+        "--nodes",
+        "4",
+        "--policy",
+        "no-evict",
+    )
     rows = {(r["name"], r["sticky"]): r for r in _json(ask, "plan", run, *options)["alternatives"]}
     assert rows["this cache", False]["misses"][-1] == pytest.approx(0.75)
     assert rows["this cache", True]["misses"][-1] == pytest.approx(0)
@@ -123,7 +147,7 @@ def test_more_nodes_miss_more_unless_partitions_are_sticky(ask: Cli, run: Path) 
 
 def test_plan_takes_the_link_from_a_bench(ask: Cli, run: Path, tmp_path: Path) -> None:
     (tmp_path / "bench.json").write_text(json.dumps({"link_bytes_per_s": 5e7, "latency_s": 0.02}))
-    found = _json(ask, "plan", run, "--cache", "1GB", "--bench", "bench.json", "--samples", DATASET)
+    found = _json(ask, "plan", run, "--cache-size", "1GB", "--bench", "bench.json", "--epoch-samples", DATASET)
     assert (found["link"]["bytes_per_s"], found["link"]["latency_s"]) == (5e7, 0.02)
 
 
@@ -133,23 +157,29 @@ def test_plan_takes_the_link_from_a_bench(ask: Cli, run: Path, tmp_path: Path) -
         (("stat",), "Name one of the two"),
         (("stat", "RUN", "--cache", "somewhere"), "Name one of the two"),
         (("stat", "--cache", "nowhere"), "There is no cache in"),
-        (("stat", "RUN", "--store", "az"), "Prices are known for s3 and gs"),
-        (("stat", "RUN", "--egress", "0.1"), "--egress needs"),
-        (("plan", "RUN", "--cache", "1GB", "--link", "1gbit"), "Give --samples"),
-        (("plan", "RUN", "--cache", "1GB", "--samples", "100"), "--link 10gbit"),
-        (("plan", "RUN", "--cache", "1GB", "--link", "fast", "--samples", "100"), "is not a rate"),
-        (("plan", "RUN", "--cache", "big", "--link", "1gbit", "--samples", "100"), "is not a size"),
-        (("plan", "RUN", "--cache", "1GB", "--link", "1gbit", "--samples", "0"), "--samples takes"),
-        (("plan", "RUN", "--cache", "1GB", "--bench", "no.json", "--samples", "9"), "bench --json"),
-        (("plan", "PLAIN", "--cache", "1GB", "--link", "1gbit", "--samples", "9"), "Give --sample-size"),
-        (("warm", "s3://bucket/", "--cache", "folder"), "--limit 200GB"),
-        (("warm", "bucket", "--cache", "folder", "--limit", "1GB"), "is not the address of a bucket"),
-        (("warm", "s3://b/", "--cache", "folder", "--limit", "1GB", "--option", "x"), "--option takes KEY=VALUE"),
-        (("warm", "file:///no/such", "--cache", "folder", "--limit", "1GB"), "is not a folder on this machine"),
-        (("warm", "file:///", "--cache", ".", "--limit", "1GB", "--keys", "no.txt"), "cannot be read"),
+        (("stat", "RUN", "--store-prices", "az"), "'az' is not one of 's3', 'gs'"),
+        (("stat", "RUN", "--egress", "0.1"), "Option: --egress."),
+        (("plan", "RUN", "--cache-size", "1GB", "--store-link", "1gbit"), "Option: --epoch-samples."),
+        (("plan", "RUN", "--cache-size", "1GB", "--epoch-samples", "100"), "--store-link 10gbit"),
+        (("plan", "RUN", "--cache-size", "1GB", "--store-link", "fast", "--epoch-samples", "100"), "is not a rate"),
+        (("plan", "RUN", "--cache-size", "big", "--store-link", "1gbit", "--epoch-samples", "100"), "is not a size"),
+        (
+            ("plan", "RUN", "--cache-size", "1GB", "--store-link", "1gbit", "--epoch-samples", "0"),
+            "--epoch-samples takes",
+        ),
+        (("plan", "RUN", "--cache-size", "1GB", "--bench", "no.json", "--epoch-samples", "9"), "bench --json"),
+        (
+            ("plan", "PLAIN", "--cache-size", "1GB", "--store-link", "1gbit", "--epoch-samples", "9"),
+            "Option: --sample-size.",
+        ),
+        (("warm", "s3://bucket/", "--cache", "folder"), "--cache-size 200GB"),
+        (("warm", "bucket", "--cache", "folder", "--cache-size", "1GB"), "is not the address of a bucket"),
+        (("warm", "s3://b/", "--cache", "folder", "--cache-size", "1GB", "--option", "x"), "--option takes KEY=VALUE"),
+        (("warm", "file:///no/such", "--cache", "folder", "--cache-size", "1GB"), "is not a folder on this machine"),
+        (("warm", "file:///", "--cache", ".", "--cache-size", "1GB", "--keys", "no.txt"), "cannot be read"),
         (("verify", "--cache", "nowhere"), "There is no cache in"),
-        (("bench", "file:///", "--max-time", "0"), "at least 1 s"),
-        (("bench", "az://container/", "--budget", "1"), "there is no budget to keep"),
+        (("bench", "file:///", "--max-time", "0s"), "--max-time takes a time above 0"),
+        (("bench", "az://container/", "--budget", "1"), "a budget cannot be kept. Option: --budget."),
     ],
     ids=lambda value: " ".join(value) if isinstance(value, tuple) else None,
 )  # fmt: skip

@@ -52,7 +52,7 @@ def test_json_page_and_table(trace: Path, tmp_path: Path) -> None:
         (("--overcommit", "-5%"), "--overcommit"),
         (("--host", "cpu=1,memory=1GiB"), "larger than every host"),
         (("--host", "nowhere.csv"), "no file nowhere.csv"),
-        (("--low", "150%"), "share"),
+        (("--low", "150%"), "fraction"),
         (("--hosts", "0"), "from 1"),
     ],
 )

@@ -9,6 +9,7 @@ from typing import Any
 import pytest
 
 from tests.conftest import Cli
+from tests.figures import Figures
 from tests.report.made_runs import make_full_run
 
 TABLES = {
@@ -41,7 +42,7 @@ def _written(folder: Path, text: str) -> str:
 def _rows(ask: Cli, path: str) -> Any:
     done = ask("predict", "--table", path, "--json")
     assert done.stderr == ""
-    return json.loads(done.stdout)
+    return json.loads(done.stdout)["rows"]
 
 
 def _no(ask: Cli, *arguments: str) -> str:
@@ -50,6 +51,16 @@ def _no(ask: Cli, *arguments: str) -> str:
     assert done.stderr.startswith("stallwise: ")
     assert done.stderr.count("\n") == 1
     return done.stderr
+
+
+def _reasons(ask: Cli, path: str) -> list[str]:
+    """Why rows have no prediction; every other row has one."""
+    rows = _rows(ask, path)
+    assert all(("reason" in row) == (row["predicted"] is None) for row in rows)
+    reasons = [row["reason"] for row in rows if "reason" in row]
+    shown = " ".join(ask("predict", "--table", path).stdout.split())
+    assert f"{len(rows) - len(reasons)} of {len(rows)} rows are answered" in shown
+    return reasons
 
 
 @pytest.mark.parametrize("kind", TABLES)
@@ -115,16 +126,25 @@ def test_whole_tables_are_answered_the_same_with_their_truth_shuffled(
     assert all(0 < low < predicted < high for predicted, low, high in answers[0])
 
 
-def test_thousands_of_rows_take_seconds(ask: Cli, tmp_path: Path) -> None:
+def _many(folder: Path, count: int) -> str:
     names = ("resnet50", "vit_base_patch16_224", "my_own_net", "convnext_tiny", "efficientnet_b3")
     lines = [
         f"{names[i % 5]},RTX{4090 + 1000 * (i % 2)},amp,nchw,2.9,False,{224 + 32 * (i % 3)},256,,,25.56,4.11,11.11"
-        for i in range(5000)
+        for i in range(count)
     ]
-    path = _written(tmp_path, "\n".join((HEADER, *lines)) + "\n")
+    return _written(folder, "\n".join((HEADER, *lines)) + "\n")
+
+
+def test_many_rows_are_all_answered(ask: Cli, tmp_path: Path) -> None:
+    assert len(_rows(ask, _many(tmp_path, 600))) == 600
+
+
+@pytest.mark.truth
+def test_thousands_of_rows_take_seconds(ask: Cli, tmp_path: Path, figures: Figures) -> None:
+    path = _many(tmp_path, 5000)
     began = time.monotonic()
     assert len(_rows(ask, path)) == 5000
-    assert time.monotonic() - began < 20
+    figures.at_most("5,000 rows predicted", time.monotonic() - began, 20.0)
 
 
 @pytest.mark.parametrize(
@@ -155,9 +175,9 @@ def test_gpus_in_any_spelling(ask: Cli, tmp_path: Path, spelled: str, meant: str
 @pytest.mark.parametrize("name", ["H100-96GB", "Gaudi2", "RX 7900 XTX", "A100 SXM 48GB"])
 def test_what_is_no_gpu_of_the_catalog_is_not_guessed(ask: Cli, tmp_path: Path, name: str) -> None:
     text = f"model,seqlen,batch,mode,gpu\nbert_large,512,8,train,T4\nbert_large,512,8,train,{name}\n"
-    said = _no(ask, "--table", _written(tmp_path, text))
-    assert f"Row 2: No GPU is called '{name}'." in said
-    assert "Did you mean" in said or "stallwise catalog gpus" in said
+    (reason,) = _reasons(ask, _written(tmp_path, text))
+    assert reason.startswith(f"Row 2: No GPU is called '{name}'.")
+    assert "Did you mean" in reason or "stallwise catalog gpus" in reason
 
 
 def test_cells_come_back_as_they_were(ask: Cli, tmp_path: Path) -> None:
@@ -226,11 +246,24 @@ def test_a_network_nobody_measured_needs_a_reference(ask: Cli, tmp_path: Path) -
         (("4.11", "4110000000"), "Row 1: column fwd_gmacs holds 4110000000, expected"),
         (("nchw,2.9,False", "nchw,2.9,perhaps"), "Row 1: column compiled holds 'perhaps', expected True or False"),
         (("amp,nchw,2.9", "int4,nchw,2.9"), "Row 1: precision 'int4' is not known"),
+    ],
+)
+def test_bad_cells_are_named_with_their_row(ask: Cli, tmp_path: Path, change: tuple[str, str], expected: str) -> None:
+    text = TABLES["infer"].replace(*change, 1)
+    (reason,) = _reasons(ask, _written(tmp_path, text))
+    assert reason.startswith(expected)
+
+
+@pytest.mark.parametrize(
+    ("change", "expected"),
+    [
         (("img_size", "image_size"), "row 0 (the header)"),
         (("25.56,4.11,11.11\n", "25.56\n"), "Row 1: found 11 cells, expected 13"),
     ],
 )
-def test_bad_cells_are_named_with_their_row(ask: Cli, tmp_path: Path, change: tuple[str, str], expected: str) -> None:
+def test_files_whose_rows_do_not_fit_their_header(
+    ask: Cli, tmp_path: Path, change: tuple[str, str], expected: str
+) -> None:
     text = TABLES["infer"].replace(*change, 1)
     assert expected in _no(ask, "--table", _written(tmp_path, text))
 
@@ -254,7 +287,7 @@ def test_bad_cells_are_named_with_their_row(ask: Cli, tmp_path: Path, change: tu
         ("gpu,gpu,n_gpus,precision,model\nT4,T4,1,amp,ssd\n", "row 0 (the header): column gpu is there twice"),
         ("gpu,n_gpus,precision,model\nT4,-1,amp,ssd\n", "Row 1: column n_gpus holds -1, expected 1 to"),
         ("gpu,n_gpus,precision\nT4,1,amp\n", "row 0 (the header): column model is missing"),
-        ("model,seqlen,batch,gpu\nbert_large,512,8,T4\nbert_large,,8,T4\n", "Row 2: column seqlen is blank"),
+        ("model,seqlen,batch,gpu\nbert_large,,8,T4\n", "Row 1: column seqlen is blank"),
         (
             "gpu,n_gpus,precision,model,ref_gpu,ref_throughput\nH100,1,amp,ssd,A100,0.0001\n",
             "Row 1: ref_throughput 0.0001 is",
@@ -297,13 +330,13 @@ def test_a_run_on_another_gpu(ask: Cli, run: str) -> None:
 
 def test_the_runs_own_gpu_keeps_its_measured_compute(ask: Cli, run: str) -> None:
     found = _answer(ask, run, "--gpu", "A10G")
-    assert found["compute"]["predicted_s"] == found["compute"]["measured_s"] == found["compute"]["high_s"]
+    assert found["compute"]["predicted_s"] == pytest.approx(found["compute"]["measured_s"])
 
 
 def test_a_whole_job_on_a_fleet(ask: Cli, run: str) -> None:
     found = _answer(
-        ask, run, "--instance", "p4d.24xlarge", "--nodes", "2", "--samples", "1000000", "--epochs", "3", "--startup",
-        "60s", "--evaluation", "10s", "--checkpoint", "5s", "--price", "20",
+        ask, run, "--instance", "p4d.24xlarge", "--nodes", "2", "--epoch-samples", "1e6", "--epochs", "3", "--startup",
+        "60s", "--evaluation", "10s", "--checkpoint-time", "5s", "--price", "20",
     )  # fmt: skip
     job = found["job"]
     assert found["predicted"]["gpus"] == 16
@@ -313,7 +346,7 @@ def test_a_whole_job_on_a_fleet(ask: Cli, run: str) -> None:
 
 
 def test_the_screen_says_everything(ask: Cli, run: str) -> None:
-    text = ask("predict", run, "--gpu", "A100", "--count", "8", "--samples", "1e6", "--price", "30").stdout
+    text = ask("predict", run, "--gpu", "A100", "--gpus", "8", "--samples", "1e6", "--price", "30").stdout
     for expected in ("8 × A100-40GB-SXM", "compute", "step", "memory", "fits", "epoch", "job", "cost", "assumed"):
         assert expected in text
     assert max(map(len, text.splitlines())) <= 100
@@ -325,8 +358,8 @@ def test_the_screen_says_everything(ask: Cli, run: str) -> None:
         ((), "Say which GPU with --gpu"),
         (("--gpu", "H1000"), "No GPU is called 'H1000'. Did you mean H100"),
         (("--gpu", "T4", "--instance", "p4d.24xlarge"), "p4d.24xlarge has A100-40GB-SXM, not T4"),
-        (("--gpu", "T4", "--optimizer", "magic"), "--optimizer takes sgd, momentum or adam"),
-        (("--gpu", "T4", "--count", "4", "--nodes", "2"), "--network"),
+        (("--gpu", "T4", "--optimizer", "magic"), "'magic' is not one of 'sgd', 'momentum', 'adam', 'adamw'"),
+        (("--gpu", "T4", "--gpus", "4", "--nodes", "3"), "multiple of 3"),
         (("--gpu", "T4", "--samples", "-5"), "above 0"),
     ],
 )
@@ -338,7 +371,7 @@ def test_questions_about_a_run_that_cannot_be_answered(
 
 def test_the_real_program_answers(cli: Cli, tmp_path: Path) -> None:
     done = cli("predict", "--table", _written(tmp_path, TABLES["llm"]), "--json")
-    assert [row["gpu"] for row in json.loads(done.stdout)] == ["H100", "A100-40GB-SXM"]
+    assert [row["gpu"] for row in json.loads(done.stdout)["rows"]] == ["H100", "A100-40GB-SXM"]
     assert (
         "Row 1" in cli("predict", "--table", _written(tmp_path, "gpu,placement,model\nX9,packed,LM\n"), code=2).stderr
     )

@@ -11,6 +11,7 @@ from typing import Any
 import pytest
 
 from tests.conftest import Cli
+from tests.figures import Figures
 
 GPUS = (
     "L4", "L40S", "A10", "A10G", "H100 NVL", "H100-SXM", "H200", "B200", "GB200", "MI300X", "MI250", "RTX 4090",
@@ -74,8 +75,15 @@ def _write(path: Path, rows: list[dict[str, str]], *, end: str = "\n", mark: str
 def _answers(ask: Cli, path: str) -> list[tuple[float, float, float]]:
     done = ask("predict", "--table", path, "--json")
     assert done.stderr == ""
-    found: list[dict[str, Any]] = json.loads(done.stdout)
+    found: list[dict[str, Any]] = json.loads(done.stdout)["rows"]
     return [(row["predicted"], row["low"], row["high"]) for row in found]
+
+
+def _reason(ask: Cli, path: str, row: int) -> str:
+    rows = json.loads(ask("predict", "--table", path, "--json").stdout)["rows"]
+    assert [i for i, answer in enumerate(rows, start=1) if answer["predicted"] is None] == [row]
+    reason: str = rows[row - 1]["reason"]
+    return reason
 
 
 @pytest.mark.parametrize("kind", KINDS)
@@ -129,7 +137,7 @@ def test_what_stands_for_nothing_is_nothing(ask: Cli, tmp_path: Path, blank: str
     filled = {**row, "era": blank, "batch_per_gpu": blank, "ref_gpu": blank, "ref_throughput": blank}
     assert _answers(ask, _write(tmp_path / "a.csv", [row])) == _answers(ask, _write(tmp_path / "b.csv", [filled]))
     nameless = _write(tmp_path / "c.csv", [{**row, "gpu": "T4"}, {**row, "gpu": blank}])
-    assert "Row 2: column gpu is blank" in ask("predict", "--table", nameless, code=2).stderr
+    assert "Row 2: column gpu is blank" in _reason(ask, nameless, 2)
 
 
 @pytest.mark.parametrize(
@@ -141,7 +149,7 @@ def test_a_name_may_say_how_many(ask: Cli, tmp_path: Path, name: str) -> None:
     for count in ("8", ""):
         assert _answers(ask, _write(tmp_path / "b.csv", [{**row, "gpu": name, "n_gpus": count}])) == plain
     two = _write(tmp_path / "c.csv", [row, {**row, "gpu": name, "n_gpus": "4"}])
-    assert "Row 2: column gpu speaks of 8 GPUs, column n_gpus of 4" in ask("predict", "--table", two, code=2).stderr
+    assert "Row 2: column gpu speaks of 8 GPUs, column n_gpus of 4" in _reason(ask, two, 2)
     image = _made("train", 1)[0]
     several = _write(tmp_path / "d.csv", [{**image, "gpu": name}])
     assert "Row 1: column gpu speaks of 8 GPUs" in ask("predict", "--table", several, code=2).stderr
@@ -171,9 +179,21 @@ def test_a_job_of_ones_own_may_have_any_unit(ask: Cli, tmp_path: Path) -> None:
 def test_a_bad_row_among_many_is_named(ask: Cli, tmp_path: Path) -> None:
     rows = _made("infer", 500)
     rows[321]["img_size"] = "-224"
-    said = ask("predict", "--table", _write(tmp_path / "t.csv", rows), code=2).stderr
-    assert said.startswith("stallwise: Row 322: column img_size holds -224")
-    assert said.count("\n") == 1
+    assert _reason(ask, _write(tmp_path / "t.csv", rows), 322).startswith("Row 322: column img_size holds -224")
+
+
+def test_precision_decides_and_the_host_is_a_floor(ask: Cli, tmp_path: Path) -> None:
+    """Large batches: the coarser the faster. A batch of one: launching, whatever the precision and the GPU."""
+    row = {"model": "resnet50", "img_size": "224", "layout": "nchw", "torch": "2.11", "mode": "train"}
+    large = [{**row, "gpu": "H200", "batch": "512", "precision": p} for p in ("fp32", "tf32", "bf16")]
+    fp32, tf32, bf16 = (value for value, _, _ in _answers(ask, _write(tmp_path / "large.csv", large)))
+    assert 1.2 * fp32 < tf32 < bf16 / 1.2
+    small = [{**row, "gpu": gpu, "batch": "1", "precision": "tf32"} for gpu in ("H100-SXM", "H200", "B200")]
+    steps = [1 / value for value, _, _ in _answers(ask, _write(tmp_path / "small.csv", small))]
+    assert max(steps) < 1.05 * min(steps)
+    cpus = ("Intel Xeon E5-2686 v4", "Intel Xeon Platinum 8275CL", "AMD EPYC 9654", "AMD Ryzen 9 7950X")
+    hosts = _answers(ask, _write(tmp_path / "hosts.csv", [{**small[1], "cpu": cpu} for cpu in cpus]))
+    assert [value for value, _, _ in hosts] == sorted(value for value, _, _ in hosts)
 
 
 @pytest.mark.parametrize(
@@ -194,13 +214,13 @@ def test_files_that_are_no_tables(ask: Cli, tmp_path: Path, content: bytes, expe
     path.write_bytes(content)
     done = ask("predict", "--table", str(path), "--json", code=2)
     assert expected in done.stderr
-    assert (done.stdout, done.stderr.count("\n")) == ("", 1)
+    assert (json.loads(done.stdout)["error"]["exit_code"], done.stderr.count("\n")) == (2, 1)
 
 
-@pytest.mark.soak
+@pytest.mark.truth
 @pytest.mark.parametrize("kind", KINDS)
-def test_a_hundred_thousand_rows_take_less_than_a_minute(ask: Cli, tmp_path: Path, kind: str) -> None:
+def test_a_hundred_thousand_rows_take_less_than_a_minute(ask: Cli, tmp_path: Path, kind: str, figures: Figures) -> None:
     path = _write(tmp_path / "t.csv", _made(kind, 100_000))
     began = time.monotonic()
     assert len(_answers(ask, path)) == 100_000
-    assert time.monotonic() - began < 60
+    figures.at_most(f"100,000 rows predicted, {kind}", time.monotonic() - began, 60.0)

@@ -11,13 +11,13 @@ import pytest
 
 from stallwise.cli.simulate import policies
 from stallwise.cluster.job import Job
-from stallwise.cluster.policies import policy_named
+from stallwise.cluster.policies.catalog import policy_named
 from stallwise.cluster.simulator import simulate
 from stallwise.cluster.topology import Cluster
 from stallwise.errors import InputError, UnknownNameError
-from tests.cluster.test_own_profiles import layer_file
+from tests.cluster.speed.test_profiles import layer_file
 from tests.conftest import Cli
-from tests.report.test_html import _Reader
+from tests.report.page_reader import PageReader
 
 CLUSTER = ("--cluster", "racks=1,machines=2,gpus=4")
 
@@ -76,7 +76,7 @@ def test_the_same_call_gives_the_same_answer(ask: Cli, trace: Path) -> None:
 
 
 def test_cores_change_nothing(ask: Cli, trace: Path) -> None:
-    arguments = (trace, *CLUSTER, "--policy", "fifo,srtf,gandiva", "--loads", "1,2", "--seeds", "2", "--cores")
+    arguments = (trace, *CLUSTER, "--policy", "fifo,srtf,gandiva", "--loads", "1,2", "--seeds", "2", "--concurrency")
     apart, here = (_json(ask, *arguments, count)["rows"] for count in ("4", "1"))
     for row in (*apart, *here):
         del row["took_s"]
@@ -109,7 +109,7 @@ def test_arrivals_at_the_rhythm_of_another_cluster(ask: Cli, trace: Path, tmp_pa
     rows = [f"2020-04-01 00:{i:02}:00,{9 if i < 5 else 0},1" for i in range(60)]
     table.write_text("\n".join(["time,submit_gpu_job,submit_gpu_num", *rows]) + "\n")
     out = tmp_path / "out.csv"
-    ask("simulate", str(trace), *CLUSTER, "--policy", "fifo", "--arrivals", str(table), "--jobs", str(out))
+    ask("simulate", str(trace), *CLUSTER, "--policy", "fifo", "--arrivals", str(table), "--jobs-csv", str(out))
     with out.open() as file:
         arrivals = [float(row["arrival_s"]) for row in csv.DictReader(file)]
     assert len(arrivals) == 40
@@ -120,7 +120,7 @@ def test_the_page(ask: Cli, trace: Path, tmp_path: Path) -> None:
     done = ask("simulate", str(trace), *CLUSTER, "--policy", "fifo,las", "--html", str(tmp_path / "page.html"))
     text = (tmp_path / "page.html").read_text()
     assert "The page is" in done.stderr
-    assert len([svg for svg in _Reader(text).named("svg") if svg["class"] == "picture"]) == 4
+    assert len([svg for svg in PageReader(text).named("svg") if svg["class"] == "picture"]) == 4
     assert not re.search(r"https?://", text)
 
 
@@ -134,7 +134,7 @@ def test_bad_lines_are_listed_and_can_be_skipped(ask: Cli, trace: Path) -> None:
         "  line 43: 64 GPUs; the cluster has 8",
         "  line 44: submit_s -5 is negative",
         "  line 45: no duration_s",
-        "Correct them, or leave them out with --skip-bad.",
+        "Correct them, or leave them out. Option: --skip-bad.",
     ]
     found = _json(ask, trace, *CLUSTER, "--policy", "fifo", "--skip-bad")
     assert found["jobs"] == 40
@@ -190,7 +190,7 @@ def modelled(tmp_path: Path) -> Path:
 def test_speed_from_a_run_or_a_layer_file(ask: Cli, modelled: Path, tmp_path: Path) -> None:
     file = layer_file(tmp_path / "layers.json", gpus=1)
     ask("trace", "import", str(file), "-o", str(tmp_path / "run"))
-    asked = (modelled, *CLUSTER, "--policy", "fifo,patient", "--network", "gpu=50GB/s,machine=1gbit")
+    asked = (modelled, *CLUSTER, "--policy", "fifo,patient", "--links", "gpu=50GB/s,machine=1gbit")
     found = [_json(ask, *asked, "--profile", f"net={path}") for path in (file, tmp_path / "run")]
     assert any("for net" in note for note in found[0]["notes"])
     for by_file, by_run in zip(*(one["rows"] for one in found), strict=True):
@@ -244,3 +244,26 @@ def test_published_traces_run(ask: Cli, shared_data: Path, name: str) -> None:
         "rows"
     ]
     assert all(row["makespan_s"] >= row["jct_median_s"] > 0 for row in rows)
+
+
+def test_a_policy_of_ones_own(ask: Cli, trace: Path, tmp_path: Path) -> None:
+    """Beside built-in ones, by several processes; what is wrong with it is one sentence."""
+    mine = tmp_path / "mine.py"
+    mine.write_text(
+        "class Mine:\n"
+        "    strict = True\n"
+        "    def decide(self, view):\n"
+        "        return sorted(view.jobs, key=lambda job: job.arrival_s)\n"
+    )
+    rows = _json(ask, trace, *CLUSTER, "--policy", f"fifo,{mine}", "--seeds", "3", "--concurrency", "2")["rows"]
+    assert [row["policy"] for row in rows] == ["fifo"] * 3 + [str(mine)] * 3
+    for fifo, same in zip(rows[:3], rows[3:], strict=True):
+        assert {**fifo, "policy": "", "took_s": 0} == {**same, "policy": "", "took_s": 0}
+    text = ask("simulate", str(trace), *CLUSTER, "--policy", f"fifo,{mine}:Mine").stdout
+    assert "mine.py:Mine" in text
+    assert str(tmp_path) not in text
+    mine.write_text("class Mine:\n    def decide(self, view):\n        return None\n")
+    assert "it returned a NoneType" in _no(ask, trace, *CLUSTER, "--policy", str(mine))
+    assert "nothere.py cannot be read" in _no(ask, trace, *CLUSTER, "--policy", "nothere.py")
+    mine.write_text("x = 1\n")
+    assert "Option: --policy." in _no(ask, trace, *CLUSTER, "--policy", str(mine))

@@ -7,20 +7,22 @@ from typing import Any
 import pytest
 
 from stallwise.hardware.machine import encode_machine
-from stallwise.model.whatif import MET_HIGH
+from stallwise.model.exchange.fabric import DDP_COPY_S_PER_BYTE
+from stallwise.model.step.setups import MET_HIGH
 from tests.conftest import Cli
 from tests.report.made_runs import STEP_S, make_full_run
-from tests.report.test_html import _Reader
+from tests.report.page_reader import PageReader
 from tests.run.made import make_run
 
 HEADER = "layer,fwd_compute_ns,input_grad_compute_ns,weight_grad_compute_ns,weight_grad_collective,weight_grad_bytes\n"
 COMPUTE_S = 4 * 0.006
 
 KEYS = [
-    "name", "source", "measured", "baseline", "model_error", "changed", "gpus_per_node", "links", "predicted",
-    "speedup", "speedup_low", "speedup_high", "curve", "curve_ends", "assumptions",
+    "schema", "name", "source", "measured", "baseline", "model_error", "setup", "compute", "memory", "changed",
+    "gpus_per_node", "links", "predicted", "speedup", "speedup_low", "speedup_high", "curve", "curve_ends",
+    "assumptions",
 ]  # fmt: skip
-ANSWER = ["gpus", "step_s", "low_s", "high_s", "samples_per_s", "efficiency", "split", "binds", "binding"]
+ANSWER = ["gpus", "step_s", "low_s", "high_s", "samples_per_s", "efficiency", "split", "binds", "bound_by", "binding"]
 
 
 @pytest.fixture
@@ -148,6 +150,14 @@ def test_a_measured_link_goes_before_a_listed_one(ask: Cli, layers: Path, machin
     assert found["predicted"]["gpus"] == 8
 
 
+def test_copies_of_gradients_on_the_host_come_on_top_of_a_probe(ask: Cli, layers: Path, machine: Path) -> None:
+    question = (layers, "--machine", machine, "--gpus", "2")
+    on_devices = _json(ask, *question)["predicted"]["step_s"]
+    machine.write_text(machine.read_text().replace('"nccl"', '"gloo"'))
+    # The step waits for the last bucket, which holds three of the four layers.
+    assert _json(ask, *question)["predicted"]["step_s"] - on_devices == pytest.approx(3e7 * DDP_COPY_S_PER_BYTE)
+
+
 @pytest.fixture
 def machine(tmp_path: Path) -> Path:
     """A record of one node with two ranks: an all-reduce takes 1 ns per byte, that is 1 GB/s."""
@@ -182,12 +192,12 @@ def test_the_page_is_whole_and_needs_nothing_else(cli: Cli, run: Path, tmp_path:
     done = cli("whatif", str(run), "--gpus", "64", "--html", "page.html")
     assert "page.html" in done.stderr
     text = (tmp_path / "page.html").read_text()
-    read = _Reader(text)
+    read = PageReader(text)
     assert "http" not in text
     assert {tag for tag, _ in read.tags}.isdisjoint({"script", "img", "iframe"})
     curve, timeline = [svg for svg in read.named("svg") if svg["class"] == "picture"]
     assert curve["role"] == timeline["role"] == "img"
-    for expected in ("64 GPUs on 32 nodes", "1,024", "Taken for granted", "As it is:"):
+    for expected in ("64 GPUs on 32 nodes", "1,024", "Assumed", "As it is:"):
         assert expected in read.text
     assert "nan" not in text
     assert "None" not in read.text
@@ -202,20 +212,20 @@ def test_a_page_that_cannot_be_written_is_said(cli: Cli, layers: Path) -> None:
     ("options", "said"),
     [
         (("--overlap", "wfpb"), "Did you mean wfbp"),
-        (("--gpus", "0"), "--gpus takes a whole number from 1, not 0"),
-        (("--gpus", "-4"), "--gpus takes a whole number from 1, not -4"),
-        (("--nodes", "0"), "--nodes takes"),
+        (("--gpus", "0"), "gpus must be a whole number from 1 to 1,000,000, not 0. Option: --gpus."),
+        (("--gpus", "-4"), "gpus must be a whole number from 1 to 1,000,000, not -4"),
+        (("--nodes", "0"), "nodes must be a whole number from 1 to 1,000,000, not 0. Option: --nodes."),
         (("--gpus", "8"), "--network"),
-        (("--gpus", "8", "--link", "300"), "is not a rate"),
+        (("--gpus", "8", "--link", "300"), "Type 300gbit or 300GB/s. Option: --link."),
         (("--gpus", "8", "--gpus-per-node", "8", "--network", "10gbit"), "--link"),
         (("--gpus", "9", "--nodes", "2"), "spread evenly"),
         (("--gpus", "9", "--nodes", "2", "--gpus-per-node", "4"), "8 GPUs, not 9"),
         (("--network", "fast"), "is not a rate"),
-        (("--network", "0gbit"), "--network takes a rate above 0"),
+        (("--network", "0gbit"), "The rate of a network must be above 0"),
         (("--network", "-10gbit"), "is not a rate"),
         (("--latency", "-1us"), "is not a time"),
         (("--batch", "-2x"), "is not a factor"),
-        (("--batch", "0"), "is not a factor"),
+        (("--batch", "0"), "or a factor like 2x"),
         (("--compute", "nan"), "is not a factor"),
         (("--bucket", "0MB"), "--bucket takes a size above 0"),
         (("--bucket", "5MB", "--overlap", "wfbp"), "has no buckets"),
@@ -223,8 +233,8 @@ def test_a_page_that_cannot_be_written_is_said(cli: Cli, layers: Path) -> None:
         (("--accumulate", "0"), "at least 1"),
         (("--workers", "-1"), "--workers takes a whole number from 0"),
         (("--workers", "4"), "No loader was seen"),
-        (("--cache", "80%"), "No loader was seen"),
-        (("--cache", "120%"), "is not a share"),
+        (("--cached", "80%"), "No loader was seen"),
+        (("--cached", "120%"), "is not a fraction"),
         (("--storage", "2x"), "No loader was seen"),
         (("--instance", "p4d.24xlarg"), "Did you mean"),
         (("--machine", "nothing.json"), "cannot be read"),
@@ -251,7 +261,9 @@ def test_a_machine_record_without_the_needed_link_is_said(ask: Cli, layers: Path
 
 def test_a_run_without_layers_is_said(ask: Cli, tmp_path: Path) -> None:
     make_run(tmp_path / "light", [0.1, 0.1, 0.1, 0.1])
-    assert "says nothing about layers" in _no(ask, "light")
+    found = json.loads(ask("whatif", str(tmp_path / "light"), "--json").stdout)
+    assert any("holds no layers" in words for words in found["assumptions"])
+    assert "only single GPUs" in _no(ask, "light", "--gpus", "2", "--network", "1gbit")
 
 
 def test_foreign_files_and_folders_are_said(ask: Cli, tmp_path: Path) -> None:
@@ -275,11 +287,11 @@ def test_negative_and_missing_times_are_said(ask: Cli, tmp_path: Path) -> None:
 
 
 def test_a_cache_needs_a_cold_phase(ask: Cli, run: Path) -> None:
-    assert "no cold phase" in _no(ask, run, "--cache", "80%")
+    assert "no cold phase" in _no(ask, run, "--cached", "80%")
 
 
 def test_tiers_that_were_not_told_apart_are_not_changed_alone(ask: Cli, run: Path) -> None:
-    assert "Give both --link and --network" in _no(ask, run, "--network", "100gbit")
+    assert "Give both rates. Options: --link, --network." in _no(ask, run, "--network", "100gbit")
     both = _json(ask, run, "--network", "100gbit", "--link", "300GB/s")
     assert both["predicted"]["step_s"] < STEP_S
 
@@ -311,7 +323,7 @@ def test_every_way_of_exchanging_has_a_step(ask: Cli, layers: Path, options: tup
 
 def test_what_means_nothing_together_is_said(ask: Cli, layers: Path) -> None:
     assert "--cycle is Horovod's" in _no(ask, layers, *FLEET, "--cycle", "1ms")
-    assert "No framework is called" in _no(ask, layers, *FLEET, "--framework", "caffe")
+    assert "'caffe' is not one of 'caffe-mpi'" in _no(ask, layers, *FLEET, "--framework", "caffe")
     assert "gtopk:0.1%" in _no(ask, layers, *FLEET, "--compress", "top")
 
 
@@ -331,5 +343,5 @@ def test_the_best_buckets_are_named_and_written(ask: Cli, run: Path, tmp_path: P
 
 
 def test_buckets_need_a_run_and_a_link(ask: Cli, layers: Path, tmp_path: Path) -> None:
-    assert "takes a run" in _no(ask, layers, *FLEET, "--best-buckets", tmp_path / "plan.json")
+    assert "Give a run" in _no(ask, layers, *FLEET, "--best-buckets", tmp_path / "plan.json")
     assert not (tmp_path / "plan.json").exists()

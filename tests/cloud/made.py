@@ -1,17 +1,17 @@
-"""Subjects made by hand: a network whose layers, gradients and loader are known."""
+"""Job models made by hand: a network whose layers, gradients and loader are known."""
 
 from dataclasses import replace
 
-from stallwise.cloud.subject import Subject
+from stallwise.analysis.job import JobModel
 from stallwise.hardware import load_catalog
 from stallwise.hardware.catalog import Catalog
-from stallwise.model.compute_transfer import StepWork
-from stallwise.model.conformal import Spread
-from stallwise.model.datapath import LoaderWork
-from stallwise.model.memory import Footprint
-from stallwise.model.overlap import Overlap
-from stallwise.model.stalls import Share
-from stallwise.model.whatif import Job
+from stallwise.model.compute.memory import Footprint
+from stallwise.model.compute.transfer import StepWork
+from stallwise.model.data.datapath import LoaderWork
+from stallwise.model.exchange.overlap import Overlap
+from stallwise.model.statistics.conformal import ErrorSpread
+from stallwise.model.statistics.stalls import Share
+from stallwise.model.step.job import MeasuredJob
 from stallwise.workload.layers import Layer, LayerTrace
 
 
@@ -20,7 +20,7 @@ def catalog() -> Catalog:
     return load_catalog()
 
 
-def made_subject(
+def made_model(
     *,
     gpus: int = 4,
     gradient_mb: float = 100.0,
@@ -33,7 +33,7 @@ def made_subject(
     gpu: str = "A10G",
     parameters: float | None = None,
     activation_bytes: float = 3e9,
-) -> Subject:
+) -> JobModel:
     """`gpus` GPUs of one machine; a third of compute is forward, a twentieth update."""
     size = int(gradient_mb * 1e6 / layers)
     passes_s = 0.95 * compute_s / accumulate
@@ -51,7 +51,7 @@ def made_subject(
         copy_s=0.004,
         update_s=0.05 * compute_s,
     )
-    job = Job(
+    job = MeasuredJob(
         name="train.py",
         trace=trace,
         overlap=replace(Overlap(), scheme=scheme, accumulate=accumulate),  # type: ignore[arg-type]
@@ -67,15 +67,13 @@ def made_subject(
         cores_per_node=8,
     )
     count = gradient_mb * 1e6 / 4 if parameters is None else parameters
-    return Subject(
+    return JobModel(
         job=job,
         measured_compute_s=compute_s,
         source=catalog().gpu(gpu),
         precision="fp32",
         work=StepWork(flop=1.5e12, activation_bytes=activation_bytes, parameters=count, kernels=240.0),
-        spread=Spread(-0.3, 0.5),
-        samples=samples,
-        gpus=gpus,
+        spread=ErrorSpread(-0.3, 0.5),
         footprint=Footprint(parameters=count, trained_parameters=count, activation_bytes=activation_bytes),
         sharded=scheme == "zero3",
         bytes_per_sample=110_000.0,

@@ -1,6 +1,7 @@
 """The laws of a recommendation, and what it says when there is none."""
 
 import datetime as dt
+import math
 import re
 from dataclasses import replace
 from functools import cache
@@ -11,22 +12,20 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from stallwise.cloud.bids import bids_of, job_columns, plan_of, priced_offers, probability
-from stallwise.cloud.choose import front
-from stallwise.cloud.fleets import fleets_of, shapes_of
-from stallwise.cloud.options import Option
+from stallwise.analysis.fleets import all_fleets, nodes_of, steps_of
+from stallwise.analysis.job import JobModel
+from stallwise.analysis.profile import GradientNoise
+from stallwise.cloud.bids import bids_of, front, job_columns, plan_of, priced_offers, probability
+from stallwise.cloud.options import FleetOption
 from stallwise.cloud.recommend import Recommendation, recommend
-from stallwise.cloud.speed import speeds
-from stallwise.cloud.subject import Subject
-from stallwise.cloud.terms import terms_of
-from stallwise.cloud.wish import SpotTerms, Wish
+from stallwise.cloud.request import RecommendRequest, SpotTerms, terms_of
 from stallwise.errors import InputError, UnknownNameError
-from stallwise.hardware.offer import Offer
-from stallwise.model.datapath import LoaderWork
-from stallwise.model.epoch import Step, whole
+from stallwise.hardware.instance import Offer
+from stallwise.model.data.datapath import LoaderWork
+from stallwise.model.step.epoch import BoundedStep, job_duration
 from stallwise.spot.lifetimes.models import Exponential
 from stallwise.units import SECONDS_PER_HOUR
-from tests.cloud.made import catalog, made_subject
+from tests.cloud.made import catalog, made_model
 
 TODAY = dt.date(2026, 9, 1)
 HOUR = 3600.0
@@ -39,14 +38,16 @@ def offers() -> tuple[Offer, ...]:
 
 
 @cache
-def subject() -> Subject:
-    return made_subject(layers=6)
+def model() -> JobModel:
+    return made_model(layers=6)
 
 
 def ask(
-    *, of: Subject | None = None, among: tuple[Offer, ...] | None = None, samples: float = 2e7, **wish: Any
+    *, of: JobModel | None = None, among: tuple[Offer, ...] | None = None, samples: float = 2e7, **request: Any
 ) -> Recommendation:
-    return recommend(of or subject(), Wish(samples=samples, **wish), offers() if among is None else among, TODAY)
+    return recommend(
+        of or model(), RecommendRequest(samples=samples, **request), offers() if among is None else among, TODAY
+    )
 
 
 def cost(found: Recommendation) -> float:
@@ -87,7 +88,7 @@ def test_a_superset_of_offers_never_costs_more(data: st.DataObject, hours: float
 @settings(max_examples=10)
 @given(prepare=st.floats(0.0, 4.0), hours=st.floats(1.0, 60.0))
 def test_removing_a_stall_never_slows_nor_costs(prepare: float, hours: float) -> None:
-    stalled = made_subject(layers=6, prepare_s=prepare)
+    stalled = made_model(layers=6, prepare_s=prepare)
     freed = replace(stalled, job=replace(stalled.job, work=LoaderWork(prepare_s=0.0, blocked_s=0.0, workers=2)))
     with_stall, without = (ask(of=one, deadline_s=hours * HOUR, max_nodes=4) for one in (stalled, freed))
     assert cost(without) <= cost(with_stall) * (1 + 1e-9)
@@ -115,7 +116,7 @@ def test_cost_is_price_times_time_times_machines_and_named_extras(
         _adds_up(option, provision)
 
 
-def _adds_up(option: Option, provision_s: float) -> None:
+def _adds_up(option: FleetOption, provision_s: float) -> None:
     rent = option.usd_per_h * option.nodes * (option.job_s - provision_s) / SECONDS_PER_HOUR
     assert option.usd == pytest.approx(rent + (option.moving_usd or 0.0) + (option.keeping_usd or 0.0), rel=1e-9)
     assert option.low_s <= option.job_s <= option.high_s
@@ -132,10 +133,12 @@ def test_the_front_is_what_nothing_beats() -> None:
 
 
 def test_columns_of_the_job_are_the_epoch_model() -> None:
-    wish = Wish(samples=1e6, epochs=3.5, evaluation_s=40, checkpoint_s=5, checkpoint_every_s=600, startup_s=30)
+    request = RecommendRequest(
+        samples=1e6, epochs=3.5, evaluation_s=40, checkpoint_s=5, checkpoint_every_s=600, startup_s=30
+    )
     step, cold, batch = 0.12, 0.2, 513.0
-    columns = job_columns(np.array([step]), np.array([cold]), np.array([batch]), wish)
-    truth = whole(Step(s=step, low_s=step, high_s=step, cold_s=cold), plan_of(wish, batch))
+    columns = job_columns(np.array([step]), np.array([cold]), np.array([batch]), request)
+    truth = job_duration(BoundedStep(s=step, low_s=step, high_s=step, cold_s=cold), plan_of(request, batch))
     assert columns[0] + 30 == pytest.approx(truth.job_s, rel=1e-12)
 
 
@@ -148,11 +151,11 @@ def test_probability_is_that_of_the_bounds() -> None:
 
 
 def test_the_pick_keeps_the_deadline_as_surely_as_asked() -> None:
-    for sure in (0.6, 0.9, 0.99):
-        found = ask(deadline_s=20 * HOUR, sure=sure)
+    for confidence in (0.6, 0.9, 0.99):
+        found = ask(deadline_s=20 * HOUR, confidence=confidence)
         assert found.pick is not None
         assert found.pick.in_time is not None
-        assert found.pick.in_time >= sure - 1e-9
+        assert found.pick.in_time >= confidence - 1e-9
 
 
 def test_every_neighbour_says_why_with_figures() -> None:
@@ -162,19 +165,19 @@ def test_every_neighbour_says_why_with_figures() -> None:
         assert any(c.isdigit() for c in neighbour.why)
         assert neighbour.option.name
     big = ask(
-        of=made_subject(gradient_mb=1000, layers=12, compute_s=0.4), among=catalog().offers, samples=3e7,
+        of=made_model(gradient_mb=1000, layers=12, compute_s=0.4), among=catalog().offers, samples=3e7,
         instances=frozenset({"g5.12xlarge"}), deadline_s=20 * HOUR, scale_batch=True,
     )  # fmt: skip
     said = [one.why for one in big.neighbours]
-    assert any(re.search(r"network stall \d+ %: 40 Gb/s for 1\.\d GB of gradients", why) for why in said), said
+    assert any(re.search(r"network stall \d+ %: 40 Gb/s for 1\.\d+ GB of gradients", why) for why in said), said
 
 
 def test_where_nothing_is_as_quick_the_answer_is_to_stay() -> None:
     """Without limits, and with only a slower GPU to rent."""
     slow = tuple(one for one in catalog().offers if one.instance.name == "g4dn.xlarge" and one.market == "on-demand")
-    found = ask(among=slow, of=made_subject(layers=6, prepare_s=0.01), max_nodes=1)
+    found = ask(among=slow, of=made_model(layers=6, prepare_s=0.01), max_nodes=1)
     assert found.pick is not None
-    assert found.pick.job_s > found.home.job_s
+    assert found.pick.job_s > found.own_machine.job_s
     assert found.stay is not None
     assert found.verdict.startswith("Stay where you are and nothing has to change")
     assert any("as quick as the run's own machine" in words for words in found.warnings)
@@ -182,9 +185,9 @@ def test_where_nothing_is_as_quick_the_answer_is_to_stay() -> None:
 
 def test_stay_and_raise_num_workers() -> None:
     """Compute leaves the loader far behind, cores are idle, and more workers make the deadline."""
-    slow = made_subject(prepare_s=0.8)  # two workers: 0.4 s a step, eight cores for four GPUs
+    slow = made_model(prepare_s=0.8)  # two workers: 0.4 s a step, eight cores for four GPUs
     slow = replace(slow, job=replace(slow.job, cores_per_node=32, step=replace_step(slow, 0.405)))
-    as_is = slow.batch / 0.405
+    as_is = slow.global_batch / 0.405
     samples = 1e7
     deadline = 0.7 * samples / as_is
     found = ask(of=slow, samples=samples, deadline_s=deadline)
@@ -193,17 +196,17 @@ def test_stay_and_raise_num_workers() -> None:
     assert found.stay.more_workers > 2
     assert "raise num_workers from 2 to" in found.verdict
     assert "pays only if your machine costs more than" in found.verdict
-    dear = ask(of=slow, samples=samples, deadline_s=deadline, here_usd_per_h=1000.0)
+    dear = ask(of=slow, samples=samples, deadline_s=deadline, own_usd_per_h=1000.0)
     assert dear.stay is None
     assert dear.pick is not None
 
 
-def replace_step(of: Subject, step_s: float) -> Any:
+def replace_step(of: JobModel, step_s: float) -> Any:
     return replace(of.job.step, s=step_s, low_s=0.99 * step_s, high_s=1.01 * step_s)  # type: ignore[type-var]
 
 
 def test_nothing_fits_the_memory() -> None:
-    found = ask(of=made_subject(parameters=60e9), deadline_s=20 * HOUR)
+    found = ask(of=made_model(parameters=60e9, gpu="RTX3090"), deadline_s=20 * HOUR)
     assert found.pick is None
     assert found.impossible is not None
     assert "No offer fits the memory" in found.impossible
@@ -216,26 +219,44 @@ def test_an_impossible_deadline_says_by_how_much_and_what_would_do() -> None:
     assert found.pick is None
     assert found.impossible is not None
     assert "more than the deadline" in found.impossible
-    assert "--deadline" in found.impossible
-    assert "--scale-batch" in found.impossible
-    hours = float(found.impossible.split("--deadline ")[1].split("h")[0])
-    assert ask(deadline_s=1.01 * hours * HOUR).pick is not None
+    assert "a global batch that may grow further" in found.impossible
+    minutes = int(found.impossible.split("a deadline of ")[1].split("min")[0])
+    assert ask(deadline_s=60.0 * minutes).pick is not None
 
 
 def test_an_impossible_budget_says_what_would_do() -> None:
     found = ask(budget_usd=0.01)
     assert found.pick is None
     assert found.impossible is not None
-    needed = float(found.impossible.split("--budget ")[1].split("usd")[0])
-    assert ask(budget_usd=needed + 1).pick is not None
+    needed = float(found.impossible.split("a budget of ")[1].split("usd")[0])
+    assert ask(budget_usd=needed).pick is not None
 
 
 def test_scaling_the_batch_warns() -> None:
     found = ask(deadline_s=1.0 * HOUR, scale_batch=True, samples=2e8)
     assert found.pick is not None
-    assert found.pick.batch > subject().batch
+    assert found.pick.batch > model().global_batch
     assert any("epochs the same accuracy takes" in words for words in found.warnings)
     assert not ask(deadline_s=40 * HOUR).warnings
+
+
+def test_larger_batches_take_more_samples_where_the_noise_is_known() -> None:
+    batch = model().global_batch
+    noise = GradientNoise(samples=4 * batch, low=3 * batch, high=5 * batch, batch=batch)
+    scaled = RecommendRequest(samples=2e8, scale_batch=True, noise=noise)
+    # Steps fall as 1 + B_noise/B: of 1 + 4, 1 + 4/12 are left, at 12 times the samples each.
+    assert scaled.samples_factor(np.array([batch, 12 * batch])) == pytest.approx([1.0, 12 * (4 / 3) / 5])
+    assert replace(scaled, scale_batch=False).samples_factor(np.array([12 * batch])) == pytest.approx([1.0])
+    unbounded = GradientNoise(samples=math.inf, low=3 * batch, high=math.inf, batch=batch)
+    assert replace(scaled, noise=unbounded).samples_factor(np.array([3 * batch])) == pytest.approx([1.5])
+    asked = {"deadline_s": 1.0 * HOUR, "scale_batch": True, "samples": 2e8, "among": catalog().offers[::3]}
+    without, with_noise = ask(**asked), ask(**asked, noise=noise)
+    assert without.pick is not None
+    if with_noise.pick is not None:
+        assert with_noise.pick.usd > without.pick.usd
+        assert any("By the gradient noise scale" in words for words in with_noise.warnings)
+    else:
+        assert with_noise.impossible is not None
 
 
 def test_data_in_a_region_draws_the_pick_there() -> None:
@@ -264,14 +285,14 @@ def test_discounts_and_quotas() -> None:
 
 
 def test_spot_is_exactly_spot_plan() -> None:
-    from stallwise.spot.plan.outlook import evaluate, judged
+    from stallwise.spot.plan.planner import evaluate, judge_outcomes
 
     spot = SpotTerms(life=Exponential(12 * HOUR), name="made", save_s=10, provision_s=90, restart_s=60, replays=500)
     found = ask(among=catalog().offers, deadline_s=20 * HOUR, spot=spot, on_demand=False, provision_s=90, startup_s=60)
     assert found.pick is not None
     assert found.pick.spot is not None
     replay = found.pick.spot
-    again = judged(evaluate(replay.question, replay.interval_s), replay.question)
+    again = judge_outcomes(evaluate(replay.spot_request, replay.interval_s), replay.spot_request)
     assert again == replay.result
     assert found.pick.job_s == pytest.approx(again.finish_s.mean)
     assert found.pick.usd == pytest.approx(again.cost_usd.mean)
@@ -280,14 +301,14 @@ def test_spot_is_exactly_spot_plan() -> None:
 
 
 def test_bids_leave_out_what_does_not_fit() -> None:
-    one = made_subject(parameters=3e9)
-    wish = Wish(samples=1e6)
-    priced = priced_offers(offers(), wish)
+    one = made_model(parameters=3e9, gpu="RTX3090")
+    request = RecommendRequest(samples=1e6)
+    priced = priced_offers(offers(), request)
     instances = list(dict.fromkeys(o.offer.instance for o in priced))
-    shapes, of_type, _ = shapes_of(one, instances, {})
-    fleets = fleets_of(shapes, one, max_nodes=2)
-    found = speeds(one, fleets, scale_batch=True)
-    bids = bids_of(one, fleets, found, of_type, priced, wish)
+    kinds, of_type, _ = nodes_of(one, instances)
+    fleets = all_fleets(kinds, one, max_nodes=2)
+    found = steps_of(one, fleets, request.settings)
+    bids = bids_of(one, fleets, found, of_type, priced, request)
     assert not found.fits.all()
     assert found.fits[bids.fleet].all()
     assert np.isfinite(bids.usd).all()

@@ -2,7 +2,7 @@
 
 import numpy as np
 
-from stallwise.cluster.tables import App
+from stallwise.cluster.speed._tables import App
 
 
 def app(name: str = "toy", compute_s: float = 0.1, sync_s: float = 0.02, epochs: int = 3) -> App:

@@ -6,9 +6,9 @@ from dataclasses import dataclass, field
 
 import numpy as np
 
-from stallwise.cluster.kernels.state import DONE, RUNNING, WAITING
-from stallwise.cluster.outcome import Outcome
-from stallwise.cluster.simulator import View
+from stallwise.cluster._outcome import Outcome
+from stallwise.cluster.engine.state import DONE, RUNNING, WAITING
+from stallwise.cluster.simulator import SimulationView
 
 
 @dataclass
@@ -22,26 +22,26 @@ class Watcher:
     done: dict[int, float] = field(default_factory=lambda: defaultdict(float))
     events: int = 0
 
-    def __call__(self, view: View) -> None:
+    def __call__(self, view: SimulationView) -> None:
         self._account(view)
         self._owners(view)
         self._counts(view)
         self.events += 1
 
-    def _account(self, view: View) -> None:
+    def _account(self, view: SimulationView) -> None:
         assert view.time_s >= self.time_s
         for job, (since, rate) in self.speeds.items():
             self.done[job] += rate * max(0.0, view.time_s - max(since, self.time_s))
-        running = np.flatnonzero(view.book["state"] == RUNNING)
-        self.speeds = {int(job): (float(view.book["since"][job]), float(view.book["rate"][job])) for job in running}
+        running = np.flatnonzero(view.rows["state"] == RUNNING)
+        self.speeds = {int(job): (float(view.rows["since"][job]), float(view.rows["rate"][job])) for job in running}
         self.time_s = view.time_s
 
-    def _owners(self, view: View) -> None:
+    def _owners(self, view: SimulationView) -> None:
         """No GPU twice: each is held by its owner, and shared only by a packed pair."""
         holders: dict[int, list[int]] = defaultdict(list)
-        for job in np.flatnonzero(view.book["state"] == RUNNING):
+        for job in np.flatnonzero(view.rows["state"] == RUNNING):
             held = view.gpus_of(int(job))
-            assert len(set(held.tolist())) == view.book["gang"][job]
+            assert len(set(held.tolist())) == view.rows["gang"][job]
             for gpu in held:
                 holders[int(gpu)].append(int(job))
         for gpu, owner in enumerate(view.owner):
@@ -52,18 +52,18 @@ class Watcher:
             assert owner in jobs
             guests = [job for job in jobs if job != owner]
             assert len(guests) <= 1
-            assert all(view.book["host"][job] == owner for job in guests)
+            assert all(view.rows["host"][job] == owner for job in guests)
 
-    def _counts(self, view: View) -> None:
+    def _counts(self, view: SimulationView) -> None:
         """The counts of free GPUs per domain are those of the owners; no victim is left marked; no job is lost."""
-        for level, row in enumerate(view.space.domain):
-            free = np.bincount(row[view.owner < 0], minlength=view.space.free.shape[1])
-            assert (free == view.space.free[level]).all()
-            assert (view.space.open[level] == view.space.free[level]).all()
-        assert not view.book["mark"].any()
-        arrived = view.book["arrival"] <= view.time_s
-        assert np.isin(view.book["state"][arrived], (0, WAITING, RUNNING, DONE)).all()
-        assert (view.book["state"][~arrived] == 0).all()
+        for level, row in enumerate(view.topology.domain):
+            free = np.bincount(row[view.owner < 0], minlength=view.topology.free.shape[1])
+            assert (free == view.topology.free[level]).all()
+            assert (view.topology.open[level] == view.topology.free[level]).all()
+        assert not view.rows["mark"].any()
+        arrived = view.rows["arrival"] <= view.time_s
+        assert np.isin(view.rows["state"][arrived], (0, WAITING, RUNNING, DONE)).all()
+        assert (view.rows["state"][~arrived] == 0).all()
 
 
 def check_outcome(outcome: Outcome, watcher: Watcher | None = None) -> None:

@@ -4,7 +4,7 @@ import math
 
 import pytest
 
-from stallwise.cluster.job import Job, check, load, with_arrivals
+from stallwise.cluster.job import Job, check_jobs, load, with_arrivals
 from stallwise.errors import InputError
 
 
@@ -47,4 +47,4 @@ def test_batch_and_poisson_arrivals() -> None:
 )
 def test_what_cannot_be_simulated_is_said(bad: list[Job], said: str) -> None:
     with pytest.raises(InputError, match=said):
-        check(bad, 8)
+        check_jobs(bad, 8)

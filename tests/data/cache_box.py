@@ -11,8 +11,9 @@ from multiprocessing.process import BaseProcess
 from pathlib import Path
 from typing import Any
 
-from stallwise.data.cache import NodeCache
-from stallwise.data.policy import POLICIES
+from stallwise.data.cache._index import POLICIES
+from stallwise.data.cache.cache import NodeCache
+from tests.waiting import PATIENCE_S
 
 BLOCK = 4096
 IN_FILES = tuple(policy for policy in POLICIES if policy != "packed")
@@ -30,7 +31,9 @@ def bytes_of(number: int, size: int) -> bytes:
 
 def load(cache: NodeCache, number: int, size: int = 5000, next_use_s: float | None = None) -> str:
     """Get an object through the cache, see that its bytes are right, and say where it came from."""
-    loaded = cache.load(key_of(number), size, lambda: bytes_of(number, size), next_use_s)
+    loaded = cache.load(
+        key_of(number), size, lambda: bytes_of(number, size), next_use_s, fits=lambda d: d == bytes_of(number, size)
+    )
     assert loaded.data == bytes_of(number, size), f"object {number} has wrong bytes from {loaded.source}"
     return loaded.source
 
@@ -56,7 +59,7 @@ def disk_bytes(cache: NodeCache) -> int:
 
 def disk_bytes_at_once(cache: NodeCache) -> int:
     """The same while others work: a walk that sees a file before and its successor after an eviction counts both."""
-    with cache._hold().keeper._ledger.holding():
+    with cache._hold().cache_folder._index.holding():
         return disk_bytes(cache)
 
 
@@ -92,7 +95,7 @@ def kill(child: BaseProcess) -> None:
     wait_until(lambda: not child.is_alive())  # join would wait for its children as well
 
 
-def wait_until(is_true: Callable[[], object], within_s: float = 20) -> None:
+def wait_until(is_true: Callable[[], object], within_s: float = PATIENCE_S) -> None:
     deadline_s = time.monotonic() + within_s
     while not is_true():
         assert time.monotonic() < deadline_s, "it did not happen in time"

@@ -1,22 +1,14 @@
 """The servers that the tests of `data/` share: started once, at first use."""
 
-from collections.abc import Callable, Iterator
-from itertools import count
+from collections.abc import Iterator
 
 import pytest
 
+from tests.data.testbed.fixtures import new_bucket, seaweed
 from tests.data.testbed.proxy import Proxy, fault_proxy
 from tests.data.testbed.seaweed import Seaweed
-from tests.data.testbed.seaweed import seaweed as start_seaweed
 
-_numbers = count()
-
-
-@pytest.fixture(scope="session")
-def seaweed(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Seaweed]:
-    """A real object store on loopback, for the whole session: a test takes a bucket of its own."""
-    with start_seaweed(tmp_path_factory.mktemp("seaweed")) as server:
-        yield server
+__all__ = ["new_bucket", "seaweed"]
 
 
 @pytest.fixture(scope="session")
@@ -31,19 +23,3 @@ def proxy(_proxy: Proxy) -> Proxy:
     _proxy.set()
     _proxy.reset()
     return _proxy
-
-
-@pytest.fixture
-def new_bucket(seaweed: Seaweed) -> Iterator[Callable[..., str]]:
-    """Make a bucket with these objects, `new_bucket(objects(100, 1000))`; it is gone after the test."""
-    made: list[str] = []
-
-    def make(objects: object = ()) -> str:
-        name = f"bucket-{next(_numbers)}"
-        seaweed.fill(name, objects)  # type: ignore[arg-type]
-        made.append(name)
-        return name
-
-    yield make
-    for name in made:
-        seaweed.remove_bucket(name)

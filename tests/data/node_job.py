@@ -12,6 +12,7 @@ from torch.utils.data.distributed import DistributedSampler
 
 from stallwise.data import BucketDataset, Lookahead, NodeCache, Peers
 from tests.data.testbed.seaweed import content
+from tests.waiting import PATIENCE_S
 
 
 @dataclass(frozen=True)
@@ -33,8 +34,8 @@ class Settings:
 
 
 @dataclass
-class Told:
-    """What a rank tells: per epoch."""
+class RankReport:
+    """What a rank reports, per epoch."""
 
     requests: list[float] = field(default_factory=list)
     hits: list[float] = field(default_factory=list)
@@ -51,46 +52,46 @@ def digest(data: bytes, name: str) -> tuple[str, str]:
 
 
 def main() -> None:
-    given = Settings(**json.loads(sys.argv[1]))
+    settings = Settings(**json.loads(sys.argv[1]))
     dist.init_process_group("gloo")
-    print(json.dumps([train(given, with_peers=mode).__dict__ for mode in given.modes]), flush=True)
+    print(json.dumps([train(settings, with_peers=mode).__dict__ for mode in settings.modes]), flush=True)
     dist.barrier()
 
 
-def train(given: Settings, *, with_peers: bool) -> Told:
+def train(settings: Settings, *, with_peers: bool) -> RankReport:
     """All epochs, into a cache folder of its own."""
     rank = dist.get_rank()
-    peers = Peers() if with_peers else None
-    cache = NodeCache(f"{given.folder}/cache{rank}-{with_peers}", given.limit_bytes, peers=peers)
+    peers = Peers(timeout_s=PATIENCE_S) if with_peers else None
+    cache = NodeCache(f"{settings.folder}/cache{rank}-{with_peers}", settings.limit_bytes, peers=peers)
     dataset = BucketDataset(
-        f"s3://{given.bucket}-{str(with_peers).lower()}/",
+        f"s3://{settings.bucket}-{str(with_peers).lower()}/",
         digest,
-        endpoint=given.endpoint,
-        options=given.options,
+        endpoint=settings.endpoint,
+        options=settings.options,
         cache=cache,
-        index_folder=f"{given.folder}/index{rank}",
+        index_folder=f"{settings.folder}/index{rank}",
         hedge=False,  # every request must be counted as one
     )
     sampler = Lookahead(DistributedSampler(dataset, shuffle=True, seed=3))
     loader = DataLoader(
-        dataset, given.batch, sampler=sampler, num_workers=given.workers, persistent_workers=True, collate_fn=list
+        dataset, settings.batch, sampler=sampler, num_workers=settings.workers, persistent_workers=True, collate_fn=list
     )
-    told, before = Told(), dataset.account()
-    for epoch in range(given.epochs):
+    report, before = RankReport(), dataset.account()
+    for epoch in range(settings.epochs):
         sampler.set_epoch(epoch)
         dist.barrier()
         start_s = time.monotonic()
         for batch in loader:
-            for name, found in batch:
-                told.wrong += found != hashlib.sha256(content(name, given.size_bytes)).hexdigest()
-        told.seconds.append(time.monotonic() - start_s)
+            for name, checksum in batch:
+                report.wrong += checksum != hashlib.sha256(content(name, settings.size_bytes)).hexdigest()
+        report.seconds.append(time.monotonic() - start_s)
         dist.barrier()
         now = dataset.account()
         for name in ("requests", "hits", "peer_hits", "shared", "samples"):
-            getattr(told, name).append(getattr(now, name) - getattr(before, name))
+            getattr(report, name).append(getattr(now, name) - getattr(before, name))
         before = now
-    told.failures = peers.stat().failures if peers else 0
-    return told
+    report.failures = peers.stat().failures if peers else 0
+    return report
 
 
 if __name__ == "__main__":

@@ -38,7 +38,7 @@ def rank(settings: dict[str, Any], number: int, epoch: int) -> None:
         options=settings["options"],
         index_folder=Path(settings["folder"]) / "indexes",
         cache=NodeCache(Path(settings["folder"]) / "cache", settings["cache_bytes"], settings["policy"]),
-        timeout_s=1.0,
+        timeout_s=5.0,
         retries=8,
         lookahead_bytes=200_000,
     )

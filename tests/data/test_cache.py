@@ -1,5 +1,6 @@
 """One process and one cache: what goes in comes out, within the limit."""
 
+import os
 import pickle
 import shutil
 import threading
@@ -9,10 +10,11 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from stallwise.data.cache import NodeCache
-from stallwise.data.policy import POLICIES, Policy
-from stallwise.errors import InputError
+from stallwise.data.cache._index import POLICIES, CachePolicy
+from stallwise.data.cache.cache import NodeCache
+from stallwise.errors import CacheError, InputError
 from tests.data.cache_box import BLOCK, IN_FILES, assert_sound, bytes_of, disk_bytes, entry_files, key_of, load
+from tests.waiting import PATIENCE_S
 
 
 def test_an_object_is_fetched_once_and_then_read_from_the_cache(tmp_path: Path) -> None:
@@ -44,7 +46,7 @@ def test_fetch_may_return_any_buffer(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("policy", POLICIES)
-def test_what_does_not_fit_is_served_and_not_kept(tmp_path: Path, policy: Policy) -> None:
+def test_what_does_not_fit_is_served_and_not_kept(tmp_path: Path, policy: CachePolicy) -> None:
     cache = NodeCache(tmp_path / "cache", 3 * BLOCK, policy)
     assert load(cache, 1, 3 * BLOCK) == "store"  # a header too large
     assert load(cache, 1, 3 * BLOCK) == "store"
@@ -86,10 +88,10 @@ def test_verify_reads_everything_and_tells_how_far_it_is(tmp_path: Path) -> None
     cache = NodeCache(tmp_path / "cache", 1_000_000)
     for number in range(5):
         load(cache, number)
-    told: list[tuple[int, int]] = []
-    verified = cache.verify(lambda done, total: told.append((done, total)))
+    calls: list[tuple[int, int]] = []
+    verified = cache.verify(lambda done, total: calls.append((done, total)))
     assert (verified.entries, verified.removed) == (5, 0)
-    assert told == [(number, 5) for number in range(1, 6)]
+    assert calls == [(number, 5) for number in range(1, 6)]
 
 
 def test_a_pickled_cache_is_its_settings(tmp_path: Path) -> None:
@@ -136,7 +138,7 @@ def test_threads_share_one_fetch(tmp_path: Path) -> None:
 
     def fetch() -> bytes:
         fetched.append(1)
-        go.wait(10)
+        go.wait(PATIENCE_S)
         return bytes_of(1, 5000)
 
     def want() -> None:
@@ -159,7 +161,7 @@ def test_a_thread_takes_over_when_the_fetch_of_another_fails(tmp_path: Path) -> 
 
     def fail() -> bytes:
         began.set()
-        go.wait(10)
+        go.wait(PATIENCE_S)
         raise ConnectionError
 
     def want() -> None:
@@ -170,7 +172,7 @@ def test_a_thread_takes_over_when_the_fetch_of_another_fails(tmp_path: Path) -> 
 
     first = threading.Thread(target=want)
     first.start()
-    began.wait(10)
+    began.wait(PATIENCE_S)
     second: list[str] = []
     waiter = threading.Thread(target=lambda: second.append(load(cache, 1)))
     waiter.start()
@@ -194,7 +196,7 @@ steps = st.lists(
 @settings(max_examples=60, deadline=None)
 @given(steps=steps, policy=st.sampled_from(IN_FILES), sizes=st.lists(st.integers(0, 12_000), min_size=10, max_size=10))
 def test_never_above_the_limit_and_never_wrong_bytes(
-    tmp_path_factory: pytest.TempPathFactory, steps: list[Step], policy: Policy, sizes: list[int]
+    tmp_path_factory: pytest.TempPathFactory, steps: list[Step], policy: CachePolicy, sizes: list[int]
 ) -> None:
     folder = tmp_path_factory.mktemp("cache") / "cache"
     cache = NodeCache(folder, 6 * BLOCK, policy)
@@ -221,3 +223,47 @@ def test_never_above_the_limit_and_never_wrong_bytes(
     assert_sound(cache)
     cache.close()
     shutil.rmtree(folder.parent)
+
+
+def planted(folder: Path, mode: int = 0o700, owner: int = 0) -> Path:
+    """A cache with an entry that somebody else could have put in: its name follows from the object's."""
+    cache = NodeCache(folder, 10**6)
+    load(cache, 1)
+    cache.close()
+    folder.chmod(mode)
+    os.chown(folder, owner or os.geteuid(), -1)
+    return folder
+
+
+@pytest.mark.parametrize("mode", [0o777, 0o770, 0o702, 0o1777])
+def test_a_folder_that_others_may_write_is_refused(tmp_path: Path, mode: int) -> None:
+    folder = planted(tmp_path / "cache", mode)
+    for opened in (lambda: NodeCache(folder, 10**6), lambda: NodeCache.existing(folder)):
+        with pytest.raises(CacheError, match=r"may be written by other users.*chmod.*shared=True"):
+            opened().stat()
+    shared = NodeCache(folder, 10**6, shared=True)
+    assert load(shared, 1) == "cache"
+    assert pickle.loads(pickle.dumps(shared)).shared  # noqa: S301
+    folder.chmod(0o755)
+    assert load(NodeCache(folder, 10**6), 1) == "cache"
+
+
+def test_what_lies_inside_counts_where_others_get_there(tmp_path: Path) -> None:
+    folder = planted(tmp_path / "cache", 0o755)
+    (folder / "entries").chmod(0o777)
+    with pytest.raises(CacheError, match=r"cache/entries may be written by other users"):
+        NodeCache(folder, 10**6).stat()
+    folder.chmod(0o700)
+    assert load(NodeCache(folder, 10**6), 1) == "cache"
+
+
+@pytest.mark.skipif(os.geteuid() != 0, reason="needs root, to give a folder away")
+def test_a_folder_of_another_user_is_refused(tmp_path: Path) -> None:
+    folder = planted(tmp_path / "cache", owner=65534)
+    with pytest.raises(CacheError, match=r"belongs to another user \(number 65534\)"):
+        NodeCache(folder, 10**6).stat()
+    assert load(NodeCache(folder, 10**6, shared=True), 1) == "cache"
+    os.chown(folder, 0, -1)
+    os.chown(folder / "entries" / key_of(1).hex()[0], 65534, -1)
+    with pytest.raises(CacheError, match="belongs to another user"):
+        NodeCache(folder, 10**6).stat()

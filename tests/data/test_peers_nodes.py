@@ -8,8 +8,8 @@ from pathlib import Path
 
 import pytest
 
-from stallwise.model.bucket import epoch_misses
-from stallwise.model.cache import partitioned
+from stallwise.model.data.cache import partitioned
+from stallwise.model.data.object_store import epoch_misses
 from tests.data.node_job import Settings
 from tests.data.testbed.nodes import Nodes, nodes
 from tests.data.testbed.processes import free_ports
@@ -55,27 +55,27 @@ def settings(ground: Ground, folder: Path, *modes: bool, epochs: int = 3) -> Set
     )
 
 
-def run(net: Nodes, given: Settings) -> list[list[dict[str, list[float]]]]:
+def run(net: Nodes, job_settings: Settings) -> list[list[dict[str, list[float]]]]:
     """The job on all nodes; what each rank tells, by mode."""
     port = free_ports(1)[0]
-    job = [sys.executable, "-m", "tests.data.node_job", json.dumps(asdict(given))]
+    job = [sys.executable, "-m", "tests.data.node_job", json.dumps(asdict(job_settings))]
     shared = {"MASTER_ADDR": net.addresses[0], "MASTER_PORT": str(port), "WORLD_SIZE": str(len(net.addresses))}
     shared |= {"GLOO_SOCKET_IFNAME": "eth0"}
     ranks = [net.start(rank, job, {**shared, "RANK": str(rank)}) for rank in range(len(net.addresses))]
-    said = [rank.communicate(timeout=150)[0] for rank in ranks]
+    outputs = [rank.communicate(timeout=250)[0] for rank in ranks]
     assert [rank.returncode for rank in ranks] == [0] * len(ranks)
-    told = [json.loads(text.splitlines()[-1]) for text in said]
-    return [list(ranks) for ranks in zip(*told, strict=True)]
+    reports = [json.loads(text.splitlines()[-1]) for text in outputs]
+    return [list(ranks) for ranks in zip(*reports, strict=True)]
 
 
-def total(told: list[dict[str, list[float]]], name: str) -> list[float]:
-    return [sum(values) for values in zip(*(rank[name] for rank in told), strict=True)]
+def total(reports: list[dict[str, list[float]]], name: str) -> list[float]:
+    return [sum(values) for values in zip(*(rank[name] for rank in reports), strict=True)]
 
 
-def from_bucket(told: list[dict[str, list[float]]]) -> float:
+def from_bucket(reports: list[dict[str, list[float]]]) -> float:
     """Samples that the bucket gave: requests count, too, what was fetched ahead for an epoch that never came."""
-    elsewhere = sum(sum(total(told, name)) for name in ("hits", "peer_hits", "shared"))
-    return sum(total(told, "samples")) - elsewhere
+    elsewhere = sum(sum(total(reports, name)) for name in ("hits", "peer_hits", "shared"))
+    return sum(total(reports, "samples")) - elsewhere
 
 
 def test_two_nodes_read_the_bucket_once(ground: Ground, tmp_path: Path) -> None:
@@ -89,7 +89,7 @@ def test_two_nodes_read_the_bucket_once(ground: Ground, tmp_path: Path) -> None:
     # A few may be wanted by both at one moment: 2 % at most.
     assert COUNT <= sum(total(shared, "requests")) <= 1.02 * COUNT, "each was read once in three epochs"
     assert total(shared, "requests")[2] == 0
-    gets = [times for path, times in ground.proxy.seen().objects.items() if "train-true" in path]
+    gets = [times for path, times in ground.proxy.traffic().objects.items() if "train-true" in path]
     assert len(gets) == COUNT
     assert sum(gets) <= 1.02 * COUNT, "as the bucket's side counted"
     assert sum(rank["wrong"] for rank in alone) == 0  # type: ignore[misc]
@@ -105,8 +105,8 @@ def test_two_nodes_read_the_bucket_once(ground: Ground, tmp_path: Path) -> None:
 @pytest.mark.soak
 def test_a_job_that_comes_back_finds_what_the_nodes_hold(ground: Ground, tmp_path: Path) -> None:
     """All ranks restart, as after a rendezvous: identities lie in the folders, so nothing moves."""
-    given = settings(ground, tmp_path / "again", True, epochs=1)
-    run(ground.net, given)
-    [told] = run(ground.net, replace(given, epochs=2))
-    assert total(told, "requests") == [0, 0]
-    assert sum(rank["wrong"] for rank in told) == 0  # type: ignore[misc]
+    job_settings = settings(ground, tmp_path / "again", True, epochs=1)
+    run(ground.net, job_settings)
+    [reports] = run(ground.net, replace(job_settings, epochs=2))
+    assert total(reports, "requests") == [0, 0]
+    assert sum(rank["wrong"] for rank in reports) == 0  # type: ignore[misc]

@@ -8,6 +8,8 @@ import resource
 import secrets
 import signal
 import subprocess
+import sys
+import threading
 import time
 from collections import Counter
 from collections.abc import Iterator
@@ -18,15 +20,18 @@ from multiprocessing.process import BaseProcess
 from pathlib import Path
 from typing import Any
 
+import msgspec
 import numpy as np
 import pytest
 import torch
-from torch.utils.data import Dataset
+from torch.utils.data import Dataset, Subset, TensorDataset
 
-from stallwise.data import BucketDataset, SharedLoader, batch_file
-from stallwise.data.staging_wire import address_of
+from stallwise.data import BucketDataset, SharedLoader
+from stallwise.data.shared._memory import pack_batch, read_batch, size_bytes, write_batch
+from stallwise.data.shared._protocol import StagingHello, StatRequest, address_of
 from stallwise.errors import InputError
 from tests.data.cache_box import wait_until
+from tests.waiting import PATIENCE_S
 
 SAMPLES, BATCH = 96, 4
 
@@ -42,6 +47,8 @@ class Task:
     step_s: float = 0.0
     make_s: float = 0.001
     staging_bytes: int = 200_000
+    patience_s: float = 0.5
+    """How long it may hold up others."""
     stop_after: int = -1
     """Batches after which the job says so and waits for ever."""
 
@@ -73,20 +80,20 @@ def job(task: Task, back: Connection) -> None:
         group=task.group,
         jobs=task.jobs,
         staging_bytes=task.staging_bytes,
-        patience_s=0.5,
+        patience_s=task.patience_s,
         gather_s=60,
     )
-    seen, taken = hashlib.sha256(), 0
+    digest, taken = hashlib.sha256(), 0
     for _ in range(task.epochs):
         for images, numbers in loader:
-            seen.update(images.numpy().tobytes() + numbers.numpy().tobytes())
+            digest.update(images.numpy().tobytes() + numbers.numpy().tobytes())
             images.zero_()  # its own: nobody else sees this
             taken += 1
             if taken == task.stop_after:
                 back.send("there")
                 time.sleep(100)
             time.sleep(task.step_s)
-    back.send({"digest": seen.hexdigest(), "taken": taken, "stat": loader.stat()})
+    back.send({"digest": digest.hexdigest(), "taken": taken, "stat": loader.stat()})
     loader.close()
 
 
@@ -101,16 +108,16 @@ class Started:
         assert self.line.poll(within_s), "the job stands still"
         return self.line.recv()
 
-    def told_any(self) -> Any:
-        found = self.says()
-        self.process.join(30)
-        return found
+    def any_result(self) -> Any:
+        report = self.says()
+        self.process.join(PATIENCE_S)
+        return report
 
-    def told(self) -> dict[str, Any]:
-        found: dict[str, Any] = self.says()
-        self.process.join(30)
+    def result(self) -> dict[str, Any]:
+        report: dict[str, Any] = self.says()
+        self.process.join(PATIENCE_S)
         assert self.process.exitcode == 0
-        return found
+        return report
 
     def send(self, what: signal.Signals) -> None:
         assert self.process.pid
@@ -121,11 +128,11 @@ _fork = multiprocessing.get_context("fork")
 
 
 def start(task: Task) -> Started:
-    here, back = _fork.Pipe(duplex=False)
+    receiver, back = _fork.Pipe(duplex=False)
     process = _fork.Process(target=job, args=(task, back))
     process.start()
     back.close()
-    return Started(process, here)
+    return Started(process, receiver)
 
 
 def shared_memory() -> set[str]:
@@ -139,9 +146,9 @@ def is_served(group: str) -> bool:
 @pytest.fixture
 def task(tmp_path: Path) -> Iterator[Task]:
     before = shared_memory()
-    made = Task(f"test-{secrets.token_hex(6)}", str(tmp_path / "log"))
-    yield made
-    wait_until(lambda: not is_served(made.group), 15)
+    new_task = Task(f"test-{secrets.token_hex(6)}", str(tmp_path / "log"))
+    yield new_task
+    wait_until(lambda: not is_served(new_task.group))
     assert shared_memory() - before == set(), "nothing is left behind"
 
 
@@ -153,55 +160,57 @@ def with_(task: Task, **changes: Any) -> Task:
 def reference(tmp_path_factory: pytest.TempPathFactory) -> str:
     """What a job gets that is alone."""
     alone = Task(f"test-{secrets.token_hex(6)}", str(tmp_path_factory.mktemp("alone") / "log"))
-    digest: str = start(alone).told()["digest"]
+    digest: str = start(alone).result()["digest"]
     return digest
 
 
-def made(task: Task) -> Counter[str]:
+def decoded(task: Task) -> Counter[str]:
     return Counter(Path(task.log).read_text().split())
 
 
 def test_eight_jobs_decode_every_object_once_per_epoch(task: Task, reference: str) -> None:
-    jobs = [start(with_(task, jobs=8)) for _ in range(8)]
-    found = [job.told() for job in jobs]
-    assert {one["digest"] for one in found} == {reference}, "all the same, also with one job"
-    assert made(task) == Counter({str(number): 2 for number in range(SAMPLES)})
-    stat = found[-1]["stat"]
+    # Nobody is passed over because it had no core for a while: that decodes anew.
+    jobs = [start(with_(task, jobs=8, patience_s=PATIENCE_S)) for _ in range(8)]
+    results = [job.result() for job in jobs]
+    assert {one["digest"] for one in results} == {reference}, "all the same, also with one job"
+    compared = Counter({str(number): 2 * 8 for number in (0, SAMPLES // 2, SAMPLES - 1)})
+    assert decoded(task) - compared == Counter({str(number): 2 for number in range(SAMPLES)})
+    stat = results[-1]["stat"]
     assert stat["peak_bytes"] <= stat["limit_bytes"] == 200_000
     assert stat["dropped"] == 0
 
 
-@pytest.mark.parametrize("how", [signal.SIGKILL, signal.SIGSTOP])
+@pytest.mark.parametrize("signal_sent", [signal.SIGKILL, signal.SIGSTOP])
 def test_a_job_that_is_killed_or_stopped_changes_nothing_for_the_others(
-    task: Task, reference: str, how: signal.Signals
+    task: Task, reference: str, signal_sent: signal.Signals
 ) -> None:
     """With all its workers, in the middle of an epoch; the first job too, which started the books."""
     first = start(with_(task, jobs=3, stop_after=5, epochs=2))
     others = [start(with_(task, jobs=3, step_s=0.01)) for _ in range(2)]
     assert first.says() == "there"
-    first.send(how)
-    found = [job.told() for job in others]
+    first.send(signal_sent)
+    results = [job.result() for job in others]
     first.send(signal.SIGKILL)
-    first.process.join(10)
-    assert {one["digest"] for one in found} == {reference}
-    stat = found[-1]["stat"]
+    first.process.join(PATIENCE_S)
+    assert {one["digest"] for one in results} == {reference}
+    stat = results[-1]["stat"]
     assert stat["peak_bytes"] <= stat["limit_bytes"]
 
 
 def test_a_late_job_gets_the_same_and_holds_nobody_up(task: Task, reference: str) -> None:
     early = start(with_(task, step_s=0.02))
-    wait_until(lambda: Path(task.log).exists() and len(Path(task.log).read_text().split()) > SAMPLES // 2, 60)
+    wait_until(lambda: Path(task.log).exists() and len(Path(task.log).read_text().split()) > SAMPLES // 2)
     late = start(task)
-    assert {job.told()["digest"] for job in (early, late)} == {reference}
+    assert {job.result()["digest"] for job in (early, late)} == {reference}
 
 
 @pytest.mark.soak
 def test_the_books_themselves_may_die(task: Task, reference: str) -> None:
     jobs = [start(with_(task, jobs=2, step_s=0.02)) for _ in range(2)]
-    wait_until(lambda: Path(task.log).exists() and len(Path(task.log).read_text().split()) > SAMPLES // 2, 60)
-    keeper = subprocess.run(["pgrep", "-f", f"staging_server {task.group}$"], capture_output=True, text=True)
+    wait_until(lambda: Path(task.log).exists() and len(Path(task.log).read_text().split()) > SAMPLES // 2)
+    keeper = subprocess.run(["pgrep", "-f", f"data.shared.server {task.group}$"], capture_output=True, text=True)
     os.kill(int(keeper.stdout.split()[0]), signal.SIGKILL)
-    assert {job.told()["digest"] for job in jobs} == {reference}
+    assert {job.result()["digest"] for job in jobs} == {reference}
 
 
 class Scaled(Dataset[int]):
@@ -230,7 +239,7 @@ def broken(number: int) -> int:
 
 
 @pytest.fixture
-def here(task: Task) -> Iterator[Any]:
+def make_loader(task: Task) -> Iterator[Any]:
     loaders: list[SharedLoader] = []
 
     def make(dataset: Dataset[Any], **options: Any) -> SharedLoader:
@@ -242,21 +251,113 @@ def here(task: Task) -> Iterator[Any]:
         loader.close()
 
 
-def test_what_differs_is_refused_by_name(here: Any) -> None:
-    loader = here(Scaled(doubled))
-    for dataset, options, said in (
-        (Scaled(tripled), {}, r"its transform is .*\.tripled, that of the jobs already there is .*\.doubled"),
+ANOTHER_ACCOUNT = """
+import os, socket, sys
+os.setgroups([]), os.setgid(65534), os.setuid(65534)
+line = socket.socket(socket.AF_UNIX, socket.SOCK_SEQPACKET)
+line.settimeout(60)
+line.connect(b"\\0" + sys.argv[1].encode())
+try:
+    line.send(bytes.fromhex(sys.argv[2]))
+    sys.exit(len(line.recv(1000)))
+except ConnectionError:
+    sys.exit(0)
+"""
+
+
+@pytest.mark.skipif(os.geteuid() != 0, reason="needs root, to be another account")
+def test_another_account_is_not_answered(make_loader: Any, task: Task) -> None:
+    loader = make_loader(Scaled(doubled))
+    for message in (StagingHello("other", False, [("dataset", "1", "x")], 1000), StatRequest()):
+        word = msgspec.msgpack.encode(message).hex()
+        command = [sys.executable, "-c", ANOTHER_ACCOUNT, address_of(task.group)[1:], word]
+        assert subprocess.run(command, timeout=250).returncode == 0
+    assert sum(int(batch.sum()) for batch in loader) == 2 * sum(range(8))
+
+
+def test_what_differs_is_refused_by_name(make_loader: Any) -> None:
+    loader = make_loader(Scaled(doubled))
+    for dataset, options, message in (
+        (Scaled(tripled), {}, r"its dataset\.transform is .*\.tripled, that of the jobs already there is .*\.doubled"),
         (Scaled(doubled, 9), {}, "its dataset is .* of 9 samples"),
         (Scaled(doubled), {"batch_size": 2}, "its batch_size is 2"),
         (Scaled(doubled), {"seed": 1}, "its seed is 1"),
         (Scaled(doubled), {"collate_fn": list}, "its collate_fn is builtins.list"),
     ):
-        with pytest.raises(InputError, match=said):
-            here(dataset, **options)
+        with pytest.raises(InputError, match=message):
+            make_loader(dataset, **options)
     next(iter(loader))
-    in_order = here(Scaled(doubled), sampler=list(range(8)))
+    in_order = make_loader(Scaled(doubled), sampler=list(range(8)))
     with pytest.raises(InputError, match="not that of the jobs already there"):
         next(iter(in_order))
+    assert sum(int(batch.sum()) for batch in loader) == 2 * sum(range(8))
+
+
+class Holding(Scaled):
+    """Opens a file as many do: at the first sample, which must not be in the process that forks workers."""
+
+    def __getitem__(self, number: int) -> int:
+        self.transform.__dict__["pid"] = os.getpid()
+        return int(self.transform(number))
+
+
+class Counted(Scaled):
+    """What it gives depends on the environment."""
+
+    def __getitem__(self, number: int) -> int:
+        return number + int(os.environ.get("STALLWISE_TEST_SHIFT", "0"))
+
+
+def tensors(values: list[float]) -> TensorDataset:
+    return TensorDataset(torch.tensor(values))
+
+
+def test_jobs_with_other_data_of_the_same_length_are_refused(make_loader: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Train and test files of equal number were taken for alike, and each job got samples of the other."""
+    parts = Subset(tensors([1.0, 2.0, 3.0, 4.0, 5.0, 6.0, 7.0, 8.0]), [0, 2, 4, 6])
+    loader = make_loader(parts)
+    again = make_loader(Subset(tensors([1.0, 2.0, 3.0, 4.0, 5.0, 6.0, 7.0, 8.0]), [0, 2, 4, 6]))
+    assert sorted(float(each) for (batch,) in loader for each in batch) == [1, 3, 5, 7], "identical jobs are accepted"
+    again.close()
+    for other, where in (
+        (Subset(parts.dataset, [1, 3, 5, 7]), "dataset.indices"),
+        (Subset(tensors([-1.0, 2.0, 3.0, 4.0, 5.0, 6.0, 7.0, 8.0]), [0, 2, 4, 6]), "dataset.dataset.tensors"),
+    ):
+        with pytest.raises(InputError, match=rf"its {where} \(.*\) has other contents.*identity"):
+            make_loader(other)
+    with pytest.raises(InputError, match="its identity is 'mine'"):
+        make_loader(parts, identity="mine")
+
+
+def test_samples_that_differ_are_refused(make_loader: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    make_loader(Counted(doubled))
+    make_loader(Counted(doubled))
+    monkeypatch.setenv("STALLWISE_TEST_SHIFT", "1")
+    with pytest.raises(InputError, match="its samples"):
+        make_loader(Counted(doubled))
+
+
+def test_no_sample_is_read_in_the_process_that_forks(make_loader: Any) -> None:
+    loader = make_loader(Holding(doubled))
+    next(iter(loader))
+    assert "pid" not in vars(doubled)
+
+
+class Unnameable(Scaled):
+    """Holds what no other process can have."""
+
+    def __init__(self) -> None:
+        super().__init__(doubled)
+        self._open = threading.local()
+
+
+def test_data_that_cannot_be_compared_need_an_identity(make_loader: Any) -> None:
+    with pytest.raises(InputError, match=r"dataset\._open \(_thread._local\) cannot be compared.*identity"):
+        make_loader(Unnameable())
+    loader = make_loader(Unnameable(), identity="v1")
+    make_loader(Unnameable(), identity="v1").close()
+    with pytest.raises(InputError, match="its identity is 'v2', that of the jobs already there is 'v1'"):
+        make_loader(Unnameable(), identity="v2")
     assert sum(int(batch.sum()) for batch in loader) == 2 * sum(range(8))
 
 
@@ -278,31 +379,31 @@ class Many(Drawn):
         return 200
 
 
-def _told(batches: Any) -> list[Any]:
+def _values(batches: Any) -> list[Any]:
     return [[part.tolist() for part in batch] for batch in batches]
 
 
-def test_a_job_goes_on_in_the_middle_of_an_epoch(here: Any, task: Task) -> None:
-    whole = here(Drawn())
-    epochs = [_told(whole) for _ in range(3)]
+def test_a_job_goes_on_in_the_middle_of_an_epoch(make_loader: Any, task: Task) -> None:
+    whole = make_loader(Drawn())
+    epochs = [_values(whole) for _ in range(3)]
     whole.close()
-    wait_until(lambda: not is_served(task.group), 15)
-    first = here(Drawn())
-    assert _told(first) == epochs[0]
+    wait_until(lambda: not is_served(task.group))
+    first = make_loader(Drawn())
+    assert _values(first) == epochs[0]
     for number, batch in enumerate(first, 1):
-        assert _told([batch]) == [epochs[1][number - 1]]
+        assert _values([batch]) == [epochs[1][number - 1]]
         if number == 3:
             break
     saved = json.loads(json.dumps(first.state_dict()))
     first.close()
-    wait_until(lambda: not is_served(task.group), 15)
-    again = here(Drawn())
+    wait_until(lambda: not is_served(task.group))
+    again = make_loader(Drawn())
     again.load_state_dict(saved)
     assert again.state_dict() == saved, "it stands where it stood"
     again.set_epoch(1)
-    assert _told(again) == epochs[1][3:], "bit for bit, random numbers and all"
+    assert _values(again) == epochs[1][3:], "bit for bit, random numbers and all"
     assert again.state_dict()["batch"] == 0
-    assert _told(again) == epochs[2]
+    assert _values(again) == epochs[2]
     with pytest.raises(InputError, match="seed"):
         again.load_state_dict({**saved, "seed": 5})
     again.load_state_dict({**saved, "order": "another"})
@@ -310,7 +411,7 @@ def test_a_job_goes_on_in_the_middle_of_an_epoch(here: Any, task: Task) -> None:
         with pytest.raises(InputError, match="order of epoch 1"):
             next(iter(again))
     again.load_state_dict(saved)
-    assert _told(again) == epochs[1][3:]
+    assert _values(again) == epochs[1][3:]
 
 
 def _few_descriptors(group: str, back: Connection) -> None:
@@ -320,7 +421,9 @@ def _few_descriptors(group: str, back: Connection) -> None:
     loader = SharedLoader(Many(), 1, group=group, staging_bytes=1 << 30, multiprocessing_context="fork")
     taken = 0
     for _ in loader:
-        time.sleep(0.0 if taken else 1.0)
+        if not taken:
+            wait_until(lambda: loader.stat()["peak"] >= 20)
+            time.sleep(0.5)  # for more than there may be
         taken += 1
     back.send((taken, loader.stat()))
     loader.close()
@@ -328,35 +431,40 @@ def _few_descriptors(group: str, back: Connection) -> None:
 
 def test_batches_without_number_do_not_exhaust_descriptors(task: Task) -> None:
     fresh = multiprocessing.get_context("spawn")  # one that inherits no descriptors of other tests
-    here, back = fresh.Pipe(duplex=False)
+    receiver, back = fresh.Pipe(duplex=False)
     process = fresh.Process(target=_few_descriptors, args=(task.group, back))
     process.start()
     back.close()
-    count, stat = Started(process, here).told_any()
+    count, stat = Started(process, receiver).any_result()
     assert count == 200
     assert 20 <= stat["peak"] <= 32, "half of the 64 are for batches"
 
 
-def test_workers_may_be_spawned(here: Any) -> None:
-    loader = here(Scaled(doubled), multiprocessing_context="spawn")
+def test_workers_may_be_spawned(make_loader: Any) -> None:
+    loader = make_loader(Scaled(doubled), multiprocessing_context="spawn")
     for _ in range(2):
         assert sorted(number for batch in loader for number in batch.tolist()) == [2 * n for n in range(8)]
 
 
-def test_a_bucket_read_by_two_jobs_is_read_once(here: Any, tmp_path: Path) -> None:
+def test_a_bucket_read_by_two_jobs_is_read_once(make_loader: Any, tmp_path: Path) -> None:
     """Its workers fetch the next batch while they decode one; a second job in this process takes all the same."""
     (tmp_path / "objects").mkdir()
     for number in range(24):
         (tmp_path / "objects" / f"{number:02d}.bin").write_bytes(bytes([number]) * 100)
-    made = [BucketDataset(f"file://{tmp_path}/objects", first_byte, index_folder=tmp_path / "index") for _ in range(2)]
-    loaders = [here(dataset, jobs=2) for dataset in made]
+    datasets = [
+        BucketDataset(f"file://{tmp_path}/objects", first_byte, index_folder=tmp_path / "index", hedge=False)
+        for _ in range(2)
+    ]
+    loaders = [make_loader(dataset, jobs=2) for dataset in datasets]
     with ThreadPoolExecutor(2) as pool:
         first, second = pool.map(lambda loader: [n for batch in loader for n in batch.tolist()], loaders)
     assert first == second
     assert sorted(first) == list(range(24))
-    assert sum(dataset.account().requests for dataset in made) == 24
-    with pytest.raises(InputError, match=r"its decode is .*other_byte, that of the jobs already there is .*first_byte"):
-        here(BucketDataset(f"file://{tmp_path}/objects", other_byte, index_folder=tmp_path / "index"))
+    assert sum(dataset.account().requests for dataset in datasets) == 24
+    with pytest.raises(
+        InputError, match=r"its dataset\.decode is .*other_byte, that of the jobs already there is .*first_byte"
+    ):
+        make_loader(BucketDataset(f"file://{tmp_path}/objects", other_byte, index_folder=tmp_path / "index"))
 
 
 def first_byte(data: bytes, name: str) -> int:
@@ -367,9 +475,9 @@ def other_byte(data: bytes, name: str) -> int:
     return data[1]
 
 
-def test_an_error_in_a_transform_is_raised_where_the_batch_is_asked_for(here: Any) -> None:
+def test_an_error_in_a_transform_is_raised_where_the_batch_is_asked_for(make_loader: Any) -> None:
     with pytest.raises(Exception, match=r"ValueError: sample \d is broken"):
-        next(iter(here(Scaled(broken))))
+        next(iter(make_loader(Scaled(broken))))
     with pytest.raises(Exception, match="does not fit into staging_bytes=1"):
         next(_tiny())
 
@@ -393,10 +501,10 @@ def _tiny() -> Iterator[Any]:
     ],
 )
 def test_a_batch_comes_back_as_it_was(batch: Any) -> None:
-    parts = batch_file.packed(batch)
-    file = batch_file.written(parts)
-    assert os.fstat(file).st_size == batch_file.size_bytes(parts)
-    back = batch_file.read(file)
+    parts = pack_batch(batch)
+    file = write_batch(parts)
+    assert os.fstat(file).st_size == size_bytes(parts)
+    back = read_batch(file)
     os.close(file)
     torch.testing.assert_close(_leaves(back), _leaves(batch))
     for tensor in _leaves(back):

@@ -9,6 +9,7 @@ import hashlib
 import json
 import os
 import random
+import re
 import signal
 import subprocess
 import sys
@@ -24,22 +25,27 @@ from tests.data import storm
 from tests.data.cache_box import disk_bytes
 from tests.data.testbed.proxy import Proxy
 from tests.data.testbed.seaweed import Seaweed, content, objects
+from tests.waiting import PATIENCE_S
 
 COUNT, SIZE, RANKS = 240, 4000, 2
 FAULTS = {"slow_down": 0.03, "reset_early": 0.02, "reset_late": 0.02, "truncate": 0.02, "shorten": 0.02, "slow": 0.02}
-PATIENCE_S = 90.0
 
 
 class Job:
     """The ranks, started again whenever they die."""
 
     def __init__(self, folder: Path, settings: dict[str, Any]) -> None:
-        self.folder, self.deaths, self.found = folder, 0, []  # type: ignore[var-annotated]
+        self.folder, self.deaths = folder, 0
         (folder / "settings.json").write_text(json.dumps(settings))
         program = [sys.executable, "-m", "tests.data.storm", str(folder / "settings.json")]
         self._errors = (folder / "errors").open("wb")
         self._parent = subprocess.Popen(
-            program, stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=self._errors, text=True
+            program,
+            stdin=subprocess.PIPE,
+            stdout=subprocess.PIPE,
+            stderr=self._errors,
+            text=True,
+            start_new_session=True,
         )
 
     def start(self, rank: int, epoch: int) -> int:
@@ -54,7 +60,8 @@ class Job:
         return bool(lines) and "over" in lines[-1]
 
     def stop(self) -> None:
-        self._parent.kill()
+        # A loader worker whose rank is killed while it starts does not notice and would stay (torch's ManagerWatchdog).
+        os.killpg(self._parent.pid, signal.SIGKILL)
         self._parent.wait()
         assert self._parent.stdin is not None
         assert self._parent.stdout is not None
@@ -129,7 +136,8 @@ def storm_with(seaweed: Seaweed, proxy: Proxy, bucket: str, folder: Path, policy
             epoch += 1
     finally:
         job.stop()
-    assert "Traceback" not in (folder / "errors").read_text()
+    # Where a worker dies while torch imports something, torch logs a warning that contains a trace.
+    assert not re.search(r"^Traceback", (folder / "errors").read_text(), re.MULTILINE)
 
 
 def check_epoch(folder: Path, epoch: int) -> None:
@@ -141,8 +149,8 @@ def check_epoch(folder: Path, epoch: int) -> None:
     ]
     names = [name for name, _ in samples]
     assert sorted(names) == sorted(name for name, _ in objects(COUNT, SIZE))
-    for name, found in samples:
-        assert found == hashlib.sha256(content(name, SIZE)).hexdigest()
+    for name, checksum in samples:
+        assert checksum == hashlib.sha256(content(name, SIZE)).hexdigest()
 
 
 def test_a_storm_of_kills_and_faults(

@@ -2,13 +2,16 @@
 
 import contextlib
 import os
+import select
 import subprocess
 import sys
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from pathlib import Path
 
+from stallwise.deflate.processes import tree_of
 from tests.conftest import lacks
+from tests.waiting import PATIENCE_S, until
 
 CPU, MEMORY = Path("/sys/fs/cgroup/cpu"), Path("/sys/fs/cgroup/memory")
 BUSY = "import os, time\nos.fork()\nwhile True: pass"
@@ -22,15 +25,28 @@ def need_version_1() -> None:
 
 @contextlib.contextmanager
 def process(program: str) -> Iterator[int]:
-    """A Python process and what it forks, killed at the end."""
-    started = subprocess.Popen([sys.executable, "-c", program], start_new_session=True)
+    """A Python process and what it forks, killed at the end; it has come to its program, however busy the machine."""
+    told, tell = os.pipe()
+    begun = f"import os\nos.write({tell}, b'.')\nos.close({tell})\n"
+    started = subprocess.Popen([sys.executable, "-c", begun + program], start_new_session=True, pass_fds=[tell])
+    os.close(tell)
     try:
-        time.sleep(0.1)
+        ready, _, _ = select.select([told], [], [], PATIENCE_S)
+        assert ready, "the process did not start"
         yield started.pid
     finally:
         with contextlib.suppress(ProcessLookupError):
             os.killpg(started.pid, 9)
-        started.wait()
+        started.wait(PATIENCE_S)
+        os.close(told)
+
+
+@contextlib.contextmanager
+def busy_pair() -> Iterator[int]:
+    """A process that computes, and its child that does, too."""
+    with process(BUSY) as pid:
+        until(lambda: len(tree_of(pid)) == 2)
+        yield pid
 
 
 @contextlib.contextmanager
@@ -40,7 +56,7 @@ def group(name: str, root: Path = CPU) -> Iterator[Path]:
     try:
         yield path
     finally:
-        for _ in range(100):
+        for _ in range(500):  # processes that were killed leave it some time later
             with contextlib.suppress(OSError):
                 path.rmdir()
             if not path.exists():
@@ -50,14 +66,9 @@ def group(name: str, root: Path = CPU) -> Iterator[Path]:
 
 def made_for(pid: int) -> list[Path]:
     """Groups that were made for a process, anywhere."""
-    return list(Path("/sys/fs/cgroup").rglob(f"stallwise-deflate-{pid}"))
-
-
-def until(ready: Callable[[], bool], patience_s: float = 10.0) -> None:
-    give_up = time.monotonic() + patience_s
-    while not ready():
-        assert time.monotonic() < give_up, "waited too long"
-        time.sleep(0.02)
+    name = f"stallwise-deflate-{pid}"
+    # Not `rglob`, which fails where a group of another test goes away while it looks.
+    return [Path(folder) / name for folder, groups, _ in os.walk("/sys/fs/cgroup") if name in groups]
 
 
 def home_of(pid: int) -> str:

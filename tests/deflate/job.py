@@ -21,7 +21,7 @@ from torch.utils.data import DataLoader, Dataset
 from torch.utils.data.distributed import DistributedSampler
 
 from stallwise import elastic
-from stallwise.deflate.door import Ask, folder_of, withdraw, write_ask
+from stallwise.deflate.requests import SlowdownRequest, request_folder, withdraw_request, write_request
 
 
 class Numbers(Dataset[tuple[int, torch.Tensor]]):
@@ -78,7 +78,7 @@ def main() -> None:
     )
     net = DistributedDataParallel(nn.Sequential(nn.Linear(8, 16), nn.Tanh(), nn.Linear(16, 1)).double())
     optimizer = torch.optim.SGD(net.parameters(), lr=0.05, momentum=0.9)
-    folder = folder_of(os.getuid())
+    folder = request_folder(os.getuid())
     options.log.mkdir(parents=True, exist_ok=True)
     log = (options.log / f"{me.rank}-{os.getpid()}.jsonl").open("a", buffering=1)
     with elastic.Session(
@@ -88,9 +88,9 @@ def main() -> None:
             for index, x in session.steps(loader):
                 if me.rank == me.world - 1 and session.step in (options.ask_at, options.undo_at):
                     if session.step == options.ask_at:
-                        write_ask(folder, os.getpid(), Ask(speed=options.speed))
+                        write_request(folder, os.getpid(), SlowdownRequest(speed=options.speed))
                     else:
-                        withdraw(folder, os.getpid())
+                        withdraw_request(folder, os.getpid())
                     time.sleep(0.25)  # the door is looked at five times a second: heard now, done two steps later
                 gathered: list[list[int]] = [[]] * me.world
                 dist.all_gather_object(gathered, index.tolist())
@@ -121,7 +121,7 @@ def main() -> None:
                 session.save()
                 dist.barrier()
                 os._exit(0)
-    withdraw(folder, os.getpid())
+    withdraw_request(folder, os.getpid())
     assert (loader.num_workers, getattr(loader.batch_sampler, "batch_size", 0)) == (options.workers, options.batch)
     if me.rank == 0:
         weights = torch.cat([parameter.detach().flatten() for parameter in net.parameters()])

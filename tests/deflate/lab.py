@@ -26,7 +26,11 @@ def train(root: Path, world: int, *arguments: str) -> None:
             "STALLWISE_DOORS": str(root / "doors"),
         }  # fmt: skip
         started.append(subprocess.Popen(command, env=environment, stdout=subprocess.PIPE, stderr=subprocess.STDOUT))
-    said = [process.communicate(timeout=120)[0] for process in started]
+    try:
+        said = [process.communicate(timeout=250)[0] for process in started]
+    finally:
+        for process in started:
+            process.kill()
     assert all(process.returncode == 0 for process in started), b"\n".join(said)[-4000:].decode()
 
 

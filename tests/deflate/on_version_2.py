@@ -17,9 +17,8 @@ import time
 from collections.abc import Iterator
 from pathlib import Path
 
-from stallwise.deflate import look
-from stallwise.deflate.processes import tree_of
-from tests.deflate.groups import BUSY, group, home_of, made_for, process, until
+from stallwise.deflate.processes import busy_cores, tree_of
+from tests.deflate.groups import busy_pair, group, home_of, made_for, process, until
 
 ROOT = Path("/sys/fs/cgroup")
 HOLDS = "import time\nheld = bytearray(200_000_000)\ntime.sleep(600)"
@@ -37,14 +36,14 @@ def deflate(*words: str, code: int = 0) -> str:
 
 def cores(pid: int) -> float:
     """That a process and what it forked use."""
-    return look.busy_cores(lambda: tree_of(pid), 2.0)
+    return busy_cores(lambda: tree_of(pid), 2.0)
 
 
 def test_held_and_given_back() -> str:
     """Quota, period, cores really used, home and nothing left."""
-    with process(BUSY) as pid:
+    with busy_pair() as pid:
         homes, free = {one: home_of(one) for one in tree_of(pid)}, cores(pid)
-        deflate(str(pid), "--cpu", "0.5")
+        deflate(str(pid), "--cpu", "0.5cores")
         (made,) = made_for(pid)
         limit, held = (made / "cpu.max").read_text().split(), cores(pid)
         deflate(str(pid), "--undo")
@@ -57,7 +56,7 @@ def test_held_and_given_back() -> str:
 
 def test_a_group_has_its_own_words_back() -> str:
     """Also of its memory."""
-    with group("stallwise-try", ROOT) as path, process(BUSY) as pid:
+    with group("stallwise-try", ROOT) as path, busy_pair() as pid:
         for one in tree_of(pid):
             (path / "cgroup.procs").write_text(str(one))
         (path / "cpu.max").write_text("80000 100000")
@@ -73,8 +72,8 @@ def test_a_group_has_its_own_words_back() -> str:
 
 def test_a_killed_job_leaves_nothing() -> str:
     """The keeper sees to it."""
-    with process(BUSY) as pid:
-        deflate(str(pid), "--cpu", "0.5")
+    with busy_pair() as pid:
+        deflate(str(pid), "--cpu", "0.5cores")
         os.killpg(pid, signal.SIGKILL)
         began_s = time.monotonic()
         os.waitpid(pid, 0)
@@ -86,9 +85,9 @@ def test_what_cannot_be() -> str:
     """One sentence each, exit code 2, nothing changed."""
     with process(HOLDS) as pid:
         time.sleep(0.5)
-        said = [deflate(str(pid), "--cpu", "0.01", code=2), deflate(str(pid), "--memory", "50MB", code=2)]
+        said = [deflate(str(pid), "--cpu", "0.01cores", code=2), deflate(str(pid), "--memory", "50MB", code=2)]
         assert not made_for(pid)
-    said.append(deflate("/no-such-group", "--cpu", "0.5", code=2))
+    said.append(deflate("/no-such-group", "--cpu", "0.5cores", code=2))
     return " / ".join(re.sub(r"\s+", " ", one).strip() for one in said)
 
 

@@ -12,8 +12,8 @@ from pathlib import Path
 import pytest
 
 from stallwise.deflate import act, journal
-from stallwise.deflate.act import Amount, Want
-from stallwise.deflate.cgroups import Group, cpu_limits, group_of
+from stallwise.deflate.act import Amount, DeflationRequest
+from stallwise.deflate.cgroups import ControlGroup, cpu_limits, group_of
 from stallwise.errors import InputError
 from tests.conftest import lacks
 from tests.deflate.groups import IDLE, process
@@ -51,7 +51,7 @@ class Tree:
 
 @pytest.fixture(autouse=True)
 def _own_state(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setenv(journal.FOLDER, str(tmp_path / "deflated"))
+    monkeypatch.setenv(journal.STATE_VARIABLE, str(tmp_path / "deflated"))
     monkeypatch.setenv("STALLWISE_DOORS", str(tmp_path / "doors"))
     real = Path.rmdir
 
@@ -82,7 +82,7 @@ def test_one_alone_in_its_group_is_limited_there(tmp_path: Path, idle: int) -> N
     tree = Tree(tmp_path / "machine", idle, "jobs/one")
     own = tree.mount / "jobs/one"
     (own / "cpu.max").write_text("150000 100000\n")
-    want = Want(cpu=Amount(part=0.5), memory=Amount(amount=2**30), look_s=0.0)
+    want = DeflationRequest(cpu=Amount(part=0.5), memory=Amount(amount=2**30), look_s=0.0)
     done = act.deflate(str(idle), want, proc=tree.proc)
     assert done.had_cores == 1.5
     assert (own / "cpu.max").read_text() == "7500 10000"
@@ -90,14 +90,14 @@ def test_one_alone_in_its_group_is_limited_there(tmp_path: Path, idle: int) -> N
     act.undo(str(idle))
     assert (own / "cpu.max").read_text() == "150000 100000"
     assert (own / "memory.max").read_text() == "max"
-    assert not list(journal.all_of_them())
+    assert not list(journal.all_records())
 
 
 def test_one_beside_others_gets_a_group_beside_them(tmp_path: Path, idle: int) -> None:
     tree = Tree(tmp_path / "machine", idle, "jobs/one")
     home = tree.mount / "jobs/one"
     (home / "cgroup.procs").write_text(f"{idle}\n{os.getpid()}\n")
-    act.deflate(str(idle), Want(cpu=Amount(amount=0.5), look_s=0.0), proc=tree.proc)
+    act.deflate(str(idle), DeflationRequest(cpu=Amount(amount=0.5), look_s=0.0), proc=tree.proc)
     made = tree.mount / "jobs" / f"stallwise-deflate-{idle}"
     assert (made / "cpu.max").read_text() == "5000 10000"
     assert (made / "cgroup.procs").read_text() == str(idle)
@@ -116,8 +116,8 @@ def test_nobody_escapes_the_limits_of_home(tmp_path: Path, idle: int, file: str,
     (home / "cgroup.procs").write_text(f"{idle}\n{os.getpid()}\n")
     (home / file).write_text(text)
     with pytest.raises(InputError, match=rf"limits of its own \({file}\).*Nothing was changed"):
-        act.deflate(str(idle), Want(cpu=Amount(amount=0.5), look_s=0.0), proc=tree.proc)
-    assert not list(journal.all_of_them())
+        act.deflate(str(idle), DeflationRequest(cpu=Amount(amount=0.5), look_s=0.0), proc=tree.proc)
+    assert not list(journal.all_records())
     assert sorted(path.name for path in (tree.mount / "jobs").iterdir() if path.is_dir()) == ["one"]
 
 
@@ -126,15 +126,15 @@ def test_a_group_that_hands_nothing_on_is_refused(tmp_path: Path, idle: int) -> 
     (tree.mount / "jobs/one/cgroup.procs").write_text(f"{idle}\n1\n")
     (tree.mount / "jobs/cgroup.subtree_control").write_text("memory\n")
     with pytest.raises(InputError, match=r"does not hand the cpu controller on\. Write \+cpu into its"):
-        act.deflate(str(idle), Want(cpu=Amount(amount=0.5), look_s=0.0), proc=tree.proc)
-    assert not list(journal.all_of_them())
+        act.deflate(str(idle), DeflationRequest(cpu=Amount(amount=0.5), look_s=0.0), proc=tree.proc)
+    assert not list(journal.all_records())
     assert sorted(path.name for path in (tree.mount / "jobs").iterdir() if path.is_dir()) == ["one"]
 
 
 def test_memory_that_is_held_is_not_taken(tmp_path: Path, idle: int) -> None:
     tree = Tree(tmp_path / "machine", idle, "one")
     with pytest.raises(InputError, match="less than its processes hold"):
-        act.deflate(str(idle), Want(memory=Amount(amount=1_000_000)), proc=tree.proc)
+        act.deflate(str(idle), DeflationRequest(memory=Amount(amount=1_000_000)), proc=tree.proc)
 
 
 def test_a_container_sees_its_own_part_of_the_tree(tmp_path: Path, idle: int) -> None:
@@ -142,7 +142,7 @@ def test_a_container_sees_its_own_part_of_the_tree(tmp_path: Path, idle: int) ->
     info = (tree.proc / "self" / "mountinfo").read_text()
     (tree.proc / "self" / "mountinfo").write_text(info.replace(f" / {tree.mount}", f" /pods/p1 {tree.mount}"))
     (tree.proc / str(idle) / "cgroup").write_text("0::/pods/p1/one\n")
-    assert group_of(idle, "cpu", tree.proc) == Group("cpu", 2, tree.mount, tree.mount / "one")
+    assert group_of(idle, "cpu", tree.proc) == ControlGroup("cpu", 2, tree.mount, tree.mount / "one")
     (tree.proc / str(idle) / "cgroup").write_text("0::/pods/p2\n")
     with pytest.raises(InputError, match="outside what is mounted here"):
         group_of(idle, "cpu", tree.proc)
@@ -164,7 +164,7 @@ def test_a_real_process_moves_in_the_real_tree(idle: int) -> None:
     mount = Path("/sys/fs/cgroup/unified")
     if os.geteuid() != 0 or not os.access(mount / "cgroup.procs", os.W_OK):
         lacks("root and a mounted tree of version 2")
-    made = Group("cpu", 2, mount, mount / f"stallwise-test-{idle}")
+    made = ControlGroup("cpu", 2, mount, mount / f"stallwise-test-{idle}")
     made.path.mkdir()
     try:
         made.take(idle)

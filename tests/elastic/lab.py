@@ -6,8 +6,7 @@ import os
 import signal
 import subprocess
 import sys
-import time
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -15,9 +14,11 @@ from typing import Any
 import psutil
 
 from tests.data.testbed.processes import free_ports
+from tests.waiting import until
 
 JOB = Path(__file__).with_name("job.py")
 MARK = "STALLWISE_LAB"
+SECRET = {"STALLWISE_JOB_SECRET": "the secret of the tests' jobs"}
 PATIENCE_S = 240.0
 """For anything that happens at all: on a machine with other work a start takes a minute."""
 
@@ -33,10 +34,13 @@ class Lab:
     options: Sequence[str] = ()
     environment: dict[str, str] = field(default_factory=dict)
     bucket: str | None = None
+    heartbeat_s: float | None = 2.0
+    """None: the program's own. Agents that get no core for some seconds must not be taken for lost."""
     script: Sequence[str] | None = None
     """Another than `job.py`, with all its arguments."""
     port: int | None = None
     """Of a coordinator that is there already; None: one of its own is started."""
+    address: str = "127.0.0.1"
     hosts: list[subprocess.Popen[bytes]] = field(default_factory=list)
     coordinator: subprocess.Popen[bytes] | None = None
 
@@ -59,29 +63,34 @@ class Lab:
             self.add()
         return self
 
-    def start_coordinator(self) -> None:
-        self.coordinator = self._run("coordinator", "--port", str(self.port))
+    def start_coordinator(self, inside: Sequence[str] = ()) -> None:
+        command = ("coordinator", "--address", self.address, "--port", str(self.port))
+        self.coordinator = self._run(*command, inside=inside)
 
-    def add(self) -> subprocess.Popen[bytes]:
+    def add(self, environment: Mapping[str, str] | None = None, inside: Sequence[str] = ()) -> subprocess.Popen[bytes]:
+        """Start a host; `inside`: the words of a command that runs another one somewhere."""
+        beats = [] if self.heartbeat_s is None else ["--heartbeat", str(self.heartbeat_s)]
         command = [
-            "host", "--coordinator", f"127.0.0.1:{self.port}", "--nnodes", self.nnodes, "--nproc-per-node",
-            str(self.per_host), "--job", str(self.root), *self.options, *(self.script or self._job()),
+            "host", "--coordinator", f"{self.address}:{self.port}", "--nnodes", self.nnodes, "--nproc-per-node",
+            str(self.per_host), "--job", str(self.root), *beats, *self.options, *(self.script or self._job()),
         ]  # fmt: skip
-        self.hosts.append(self._run(*command))
+        self.hosts.append(self._run(*command, environment=environment, inside=inside))
         return self.hosts[-1]
 
     def _job(self) -> list[str]:
         return [str(JOB), "--folder", self.bucket or str(self.folder), "--notes", str(self.logs), *self.arguments]
 
-    def _run(self, *command: str) -> subprocess.Popen[bytes]:
-        environment = {**os.environ, "OMP_NUM_THREADS": "1", MARK: str(self.root), **self.environment}
+    def _run(
+        self, *command: str, environment: Mapping[str, str] | None = None, inside: Sequence[str] = ()
+    ) -> subprocess.Popen[bytes]:
+        own = {**os.environ, "OMP_NUM_THREADS": "1", MARK: str(self.root), **SECRET, **self.environment}
         with (self.root / "out.txt").open("ab") as out:
             return subprocess.Popen(
-                [sys.executable, "-m", "stallwise.elastic", *command],
+                [*inside, sys.executable, "-m", "stallwise.elastic", *command],
                 stdin=subprocess.DEVNULL,
                 stdout=out,
                 stderr=subprocess.STDOUT,
-                env=environment,
+                env={**own, **(environment or {})},
                 start_new_session=True,
             )
 
@@ -93,8 +102,8 @@ class Lab:
         found = []
         for host in self.alive():
             with contextlib.suppress(psutil.Error):
-                for nursery in psutil.Process(host.pid).children():
-                    found += nursery.children()
+                for server in psutil.Process(host.pid).children():
+                    found += server.children()
         return found
 
     def steps(self) -> dict[str, list[dict[str, Any]]]:
@@ -109,19 +118,23 @@ class Lab:
         return max((line.get("step", 0) for lines in self.steps().values() for line in lines), default=0)
 
     def events(self) -> list[dict[str, Any]]:
-        from stallwise.elastic.events import read_events
+        from stallwise.elastic.protocol import read_events
 
         return list(read_events(self.folder / "events.jsonl"))
 
     def rounds(self) -> list[dict[str, Any]]:
         return [event for event in self.events() if event["kind"] == "began"]
 
+    def limit(self, step: int | None) -> None:
+        """Let the job make a step per second from this one on; None: it is free to end."""
+        self.logs.mkdir(parents=True, exist_ok=True)
+        if step is None:
+            (self.logs / "limit").unlink(missing_ok=True)
+        else:
+            (self.logs / "limit").write_text(str(step))
+
     def until(self, ready: Callable[[], bool], patience_s: float = PATIENCE_S) -> None:
-        give_up = time.monotonic() + patience_s
-        while not ready():
-            if time.monotonic() > give_up:
-                raise AssertionError(f"waited {patience_s} s\n{self.said()}")
-            time.sleep(0.02)
+        until(ready, patience_s, self.said)
 
     def wait(self, patience_s: float = PATIENCE_S) -> None:
         """Until every agent has ended by itself."""
@@ -153,7 +166,7 @@ class Lab:
         for process in [*self.hosts, *([self.coordinator] if self.coordinator else [])]:
             with contextlib.suppress(ProcessLookupError):
                 os.killpg(process.pid, signal.SIGKILL)
-            process.wait()
+            process.wait(30)
         for stray in self.strays():
             with contextlib.suppress(psutil.Error):
                 stray.kill()

@@ -6,7 +6,7 @@ import time
 from pathlib import Path
 from typing import Any
 
-from stallwise.elastic import standin
+from stallwise.elastic import _standin as standin
 
 _made = standin.sleeper
 

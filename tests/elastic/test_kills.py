@@ -3,6 +3,8 @@
 import contextlib
 import itertools
 import random
+import socket
+import threading
 import time
 from collections import Counter
 from collections.abc import Iterator
@@ -12,10 +14,14 @@ from typing import Any
 import psutil
 import pytest
 
-from tests.elastic.lab import Lab, lab
+from stallwise.elastic.wire import MAGIC, NONCE_BYTES, PROOF_BYTES
+from tests.elastic.lab import PATIENCE_S, Lab, lab
+from tests.elastic.strangers import greetings
+from tests.fuzz.strangers import replies
 
 INTERVAL = 15
-KILLS = 20
+KILLS, SEED = 4, 29
+"""A writer, a rank, another while the job recovers, and an agent."""
 SOAK_KILLS = 200
 EVERY = 18
 """Steps between kills, more or less."""
@@ -26,8 +32,13 @@ EPOCH = 75
 BATCH = 2
 
 
+def test_a_few_kills(tmp_path: Path, port: int) -> None:
+    _survive(tmp_path, KILLS, SEED, port)
+
+
+@pytest.mark.soak
 def test_twenty_kills(tmp_path: Path, port: int) -> None:
-    _survive(tmp_path, KILLS, 14, port)
+    _survive(tmp_path, 20, 14, port)
 
 
 @pytest.mark.soak
@@ -47,19 +58,47 @@ def _survive(root: Path, kills: int, seed: int, port: int) -> None:
         lab(root / "calm", *size, "--step-s", "0", nnodes="1", per_host=2, port=port) as calm,
         lab(root / "hurt", *job, nnodes="2", options=options, port=port) as hurt,
     ):
+        hurt.limit(EVERY)
         hurt.start(3)
         hurt.until(lambda: bool(hurt.rounds()))
         calm.start(1)
         draw = random.Random(seed)
-        done = [made for at, kind, twice in blows for made in _hurt(hurt, at, kind, draw, twice=twice)]
-        hurt.wait()
+        with _strangers_at(port, root / "ran") as answered:
+            done = [made for at, kind, twice in blows for made in _hurt(hurt, at, kind, draw, twice=twice)]
+            hurt.limit(None)
+            hurt.wait()
+        assert len(answered) >= 10
         calm.wait()
         assert Counter(host.returncode for host in hurt.hosts)[0] >= 2, hurt.said()
         assert len(done) == kills
         _nothing_lost(hurt, len(blows))
         assert hurt.result() == calm.result()
-        hurt.until(lambda: not hurt.strays(), 30)
+        hurt.until(lambda: not hurt.strays())
         print(Counter(done), "rounds", len(hurt.rounds()))
+
+
+@contextlib.contextmanager
+def _strangers_at(port: int, mark: Path) -> Iterator[list[int]]:
+    """Somebody without the secret talks to the job's coordinator all the while; yields lengths of what it replied."""
+    lengths: list[int] = []
+    over = threading.Event()
+
+    def talk() -> None:
+        seeds = greetings(b"another secret")
+        for _, reply in replies(lambda: socket.create_connection(("127.0.0.1", port), 60), seeds, mark, 10**6):
+            lengths.append(len(reply))
+            if over.wait(0.1):
+                return
+
+    stranger = threading.Thread(target=talk)
+    stranger.start()
+    try:
+        yield lengths
+    finally:
+        over.set()
+        stranger.join(PATIENCE_S)
+        assert not mark.exists()
+    assert max(lengths) <= len(MAGIC) + NONCE_BYTES + PROOF_BYTES
 
 
 def _blows(kills: int, draw: random.Random) -> Iterator[tuple[int, str, bool]]:
@@ -74,6 +113,7 @@ def _blows(kills: int, draw: random.Random) -> Iterator[tuple[int, str, bool]]:
 
 def _hurt(job: Lab, at: int, kind: str, draw: random.Random, *, twice: bool) -> Iterator[str]:
     """Wait for the step, kill something at some instant within it, and wait until a new round has begun."""
+    job.limit(at + EVERY)  # a save is among the steps until there
     job.until(lambda: _step(job) >= at and len(job.ranks()) == 2)
     rounds = len(job.rounds())
     if kind == "writer":
@@ -113,10 +153,13 @@ def _writer(job: Lab) -> psutil.Process | None:
 
 
 def _host(job: Lab, draw: random.Random) -> Any:
-    """An agent that has ranks."""
-    parents = {rank.ppid() for rank in job.ranks()}
-    agents = {psutil.Process(nursery).ppid() for nursery in parents}
-    return draw.choice([host for host in job.alive() if host.pid in agents])
+    """An agent that has ranks: the parent of their fork server."""
+    agents = set()
+    for rank in job.ranks():
+        with contextlib.suppress(psutil.NoSuchProcess):  # it may just have ended
+            agents.add(psutil.Process(rank.ppid()).ppid())
+    hosts = job.alive()
+    return draw.choice([host for host in hosts if host.pid in agents] or hosts)
 
 
 def _step(job: Lab) -> int:

@@ -6,18 +6,19 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from fitting.crossval import left_out, reference_pairs
+from fitting.crossval import left_out, left_out_twice, reference_pairs
 from fitting.errors import Errors, by_class, chosen, coverage, spreads
 from fitting.nodes import Grown, learned
+from fitting.own_steps import own_steps_rows, predicted
 from fitting.power import per_joule
 from fitting.ridge import STRENGTHS, design, folds, robust, selected
 from fitting.studies import STUDIES
 from fitting.tables import measured, shipped_catalog
 from fitting.transfer import GRID, Timed, fit_transfer, gridded, off_by
-from stallwise.hardware.fitted import load_fitted
-from stallwise.model.compute_transfer import StepWork, effect, parts
-from stallwise.record.devices import device_of
-from stallwise.record.table_forecast import forecast_rows
+from stallwise.analysis.compute import device_of
+from stallwise.analysis.table_forecast import forecast_rows
+from stallwise.hardware.coefficients import load_fitted
+from stallwise.model.compute.transfer import StepWork, gpu_effect, step_parts
 
 # Median error on rows that were fitted, far above what is seen: a broken unit or column shows, noise does not.
 FITTED_WITHIN = {
@@ -49,6 +50,33 @@ def test_a_row_is_never_predicted_by_a_fit_that_saw_its_group() -> None:
         return predict
 
     assert left_out(groups, np.zeros(50), groups, 99, learn).tolist() == [1.0] * 50  # type: ignore[arg-type]
+
+
+def test_a_reference_is_predicted_without_the_target() -> None:
+    """As a user's own reference is: neither the GPU that is asked for nor the reference itself was fitted."""
+    gpus = [f"g{i % 3}" for i in range(30)]
+    rows = [f"r{i % 15}" for i in range(30)]
+    setups = list(zip(gpus, rows, strict=True))
+    seen: list[tuple[set[str], set[str]]] = []
+
+    def learn(chosen: list[tuple[str, str]], _: object) -> object:
+        seen.append(({gpu for gpu, _ in chosen}, {row for _, row in chosen}))
+
+        def predict(wanted: Sequence[tuple[str, str]]) -> np.ndarray:
+            assert {row for _, row in wanted}.isdisjoint(seen[-1][1])
+            return np.full(len(wanted), float(len(seen)))
+
+        return predict
+
+    found = left_out_twice(setups, np.zeros(30), gpus, rows, (99, 5), learn)  # type: ignore[arg-type]
+    assert sorted(found) == ["g0", "g1", "g2"]
+    assert all(len(fitted) < 3 for fitted, _ in seen)
+    for target, values in found.items():
+        assert [bool(np.isnan(v)) for v in values] == [gpu == target for gpu in gpus]
+    twice = reference_pairs(
+        np.ones(4), np.zeros(4), {"x": np.zeros(4), "y": np.ones(4)}, ["a"] * 4, ["x", "x", "y", "y"]
+    )
+    assert twice[1].values.size == 8
 
 
 def test_ridge_finds_what_was_put_in_and_shrugs_off_a_broken_row() -> None:
@@ -151,7 +179,8 @@ def test_intervals_are_judged_by_other_groups() -> None:
 
 def test_a_reference_that_shares_the_error_removes_it() -> None:
     truth = np.array([0.3, 0.3, -0.2, -0.2])
-    weight, left = reference_pairs(truth, np.zeros(4), np.zeros(4), ["a", "a", "b", "b"], ["x", "y", "x", "y"])
+    fitted = {"x": np.zeros(4), "y": np.zeros(4)}
+    weight, left = reference_pairs(truth, np.zeros(4), fitted, ["a", "a", "b", "b"], ["x", "y", "x", "y"])
     assert weight == pytest.approx(1.0)  # least squares of pairs that agree
     assert np.abs(left.values).max() < 1e-9
 
@@ -211,11 +240,30 @@ def test_a_fit_of_steps_finds_a_gpu_that_is_slower_than_its_figures() -> None:
         for batch in (8, 64, 256):
             for k, flop in enumerate((4e9, 3e10)):
                 work = StepWork(flop=batch * flop, activation_bytes=batch * 5e7, parameters=3e7, kernels=400)
-                log_s = np.log(parts(work, device, constants).whole_s) + (0.2 if name == "A10" else 0.0)
+                log_s = np.log(step_parts(work, device, constants).whole_s) + (0.2 if name == "A10" else 0.0)
                 rows.append(Timed(device, str(k), f"{k}|{batch}", work, float(log_s)))
     found = fit_transfer(rows, gridded(rows))
-    a10, others = (effect(device_of(catalog.gpus[n], "amp"), found) for n in ("A10", "RTX3090"))
+    a10, others = (gpu_effect(device_of(catalog.gpus[n], "amp"), found) for n in ("A10", "RTX3090"))
     assert 0.1 < a10 - others < 0.25
     keep = np.array([row.device.name != "L4" for row in rows])
     left = fit_transfer([row for row, k in zip(rows, keep, strict=True) if k], gridded(rows).of(keep))
     assert np.abs(off_by([row for row in rows if row.device.name == "L4"], left)).max() < 0.15
+
+
+def test_our_own_steps_are_predicted_as_well_as_their_constants_allow() -> None:
+    found = own_steps_rows()
+    assert len(found) >= 31
+    off = sorted(abs(one.forecast.predicted / one.step_ms - 1) for one in found)
+    assert off[len(off) // 2] <= 0.15
+    assert sum(one.forecast.low <= one.step_ms <= one.forecast.high for one in found) >= 0.75 * len(found)
+
+
+def test_a_cpu_that_nobody_knows_makes_a_small_batch_uncertain_and_a_large_one_not() -> None:
+    row = {"network": "resnet50", "precision": "bf16", "mode": "eager"}
+    width = {}
+    for cpu in ("Intel(R) Xeon(R) Platinum 8480+", "Elbrus"):
+        for batch in ("16", "1024"):
+            forecast = predicted({**row, "batch": batch}, shipped_catalog(), cpu=cpu)
+            width[cpu, batch] = forecast.high / forecast.low
+    assert width["Elbrus", "16"] > 1.2 * width["Intel(R) Xeon(R) Platinum 8480+", "16"]
+    assert width["Elbrus", "1024"] == pytest.approx(width["Intel(R) Xeon(R) Platinum 8480+", "1024"])

@@ -5,7 +5,7 @@ import datetime as dt
 from hypothesis import strategies as st
 
 from stallwise.hardware import Gpu, Instance, Link, Offer, Origin, Query, Storage
-from stallwise.hardware.link import pcie
+from stallwise.hardware.gpu import pcie
 from stallwise.units import GB, GIB
 
 NAMES = st.text("abcdefgXYZ0123456789-._", min_size=1, max_size=12)

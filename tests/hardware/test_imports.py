@@ -1,8 +1,6 @@
 """Import of tables: all or nothing, overrides by key, every complaint a sentence."""
 
 import datetime as dt
-import os
-import signal
 import subprocess
 import sys
 import time
@@ -14,14 +12,15 @@ from hypothesis import strategies as st
 
 from stallwise.errors import CatalogError, StallwiseError
 from stallwise.hardware import load_catalog
-from stallwise.hardware.imports import Imported, import_paths, write_all
+from stallwise.hardware.imports import CatalogImport, import_paths, write_all
+from tests.run.lines import line_of
 
 TODAY = dt.date(2026, 11, 15)
 HEADER = "cloud,instance,region,market,usd_per_h\n"
 GOOD = HEADER + "aws,p5.48xlarge,us-east-1,on-demand,40\n"
 
 
-def bring_in(text: str | bytes, folder: Path, name: str = "own.csv") -> Imported:
+def bring_in(text: str | bytes, folder: Path, name: str = "own.csv") -> CatalogImport:
     path = folder.parent / name
     path.write_bytes(text if isinstance(text, bytes) else text.encode())
     return import_paths([path], load_catalog(folder), today=TODAY)
@@ -100,7 +99,7 @@ BROKEN = {
     "missing header": (GOOD.removeprefix(HEADER), "line 1: found the columns"),
     "too few cells": (HEADER + "aws,p5.48xlarge\n", "line 2: found 2 cells, expected 5"),
     "open quote": (GOOD + 'aws,"p5.48xlarge\n', "not valid CSV"),
-    "column twice": ("usd_per_h," + GOOD, "stands there twice"),
+    "column twice": ("usd_per_h," + GOOD, "appears twice"),
     "empty": ("", "found the columns 'nothing'"),
     "only a header": (HEADER, "holds no rows"),
     "binary": (bytes(range(256)) * 20, "not a text file"),
@@ -177,12 +176,15 @@ def test_a_killed_import_leaves_a_whole_table(folder: Path) -> None:
     texts = {letter: letter * 200_000 for letter in "ab"}
     code = (
         "import itertools, pathlib, sys; from stallwise.hardware.imports import write_all\n"
-        "for c in itertools.cycle('ab'): write_all({pathlib.Path(sys.argv[1]): c * 200_000})"
+        "for c in itertools.cycle('ba'):\n"
+        "    write_all({pathlib.Path(sys.argv[1]): c * 200_000})\n"
+        "    print('written', flush=True) if c == 'a' else None"
     )
     target.write_text(texts["a"])
-    for wait_s in (0.15, 0.21, 0.27, 0.34):
-        writer = subprocess.Popen([sys.executable, "-c", code, str(target)])
-        time.sleep(wait_s)
-        os.kill(writer.pid, signal.SIGKILL)
-        writer.wait()
+    for wait_s in (0.0, 0.003, 0.011, 0.02):
+        with subprocess.Popen([sys.executable, "-c", code, str(target)], stdout=subprocess.PIPE, text=True) as writer:
+            assert line_of(writer) == "written\n"  # from now on it is at it
+            time.sleep(wait_s)
+            writer.kill()
+            writer.communicate(timeout=250)
         assert target.read_text() in texts.values()

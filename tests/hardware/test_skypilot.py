@@ -8,8 +8,8 @@ import pytest
 
 from stallwise.errors import CatalogError
 from stallwise.hardware import load_catalog
+from stallwise.hardware._skypilot import find_lists, read_list
 from stallwise.hardware.imports import import_paths
-from stallwise.hardware.skypilot import find_lists, read_list
 
 DAY = dt.date(2026, 11, 1)
 HEADER = (
@@ -113,8 +113,9 @@ def test_a_lone_file_needs_its_cloud(tmp_path: Path) -> None:
     path = tmp_path / "prices.csv"
     path.write_text(AWS)
     catalog = load_catalog(tmp_path / "own")
-    with pytest.raises(CatalogError, match="--cloud"):
+    with pytest.raises(CatalogError, match="of which cloud") as caught:
         import_paths([path], catalog, today=DAY)
+    assert caught.value.fields == ("cloud",)
     assert import_paths([path], catalog, today=DAY, cloud="aws").offers == 3
 
 

@@ -6,14 +6,15 @@ import pytest
 from hypothesis import given, settings
 
 from stallwise.errors import CatalogError
-from stallwise.hardware import Gpu, Instance, Offer, tables
-from stallwise.hardware.rows import Row, csv_rows
+from stallwise.hardware import Gpu, Instance, Offer
+from stallwise.hardware import _tables as tables
+from stallwise.hardware._tables import CatalogRow, csv_rows
 from tests.hardware.strategies import GPUS, INSTANCES, OFFERS
 
 TODAY = dt.date(2026, 11, 15)
 
 
-def reread(columns: tuple[str, ...], cells: dict[str, str]) -> Row:
+def reread(columns: tuple[str, ...], cells: dict[str, str]) -> CatalogRow:
     (row,) = csv_rows(tables.to_csv(columns, [cells]), "t.csv")
     return row
 
@@ -56,6 +57,6 @@ def test_offer_round_trip(offer: Offer) -> None:
 )
 def test_a_broken_cell_is_named(column: str, cell: str, expected: str) -> None:
     good = {"gpu": "X1", "memory_gib": "80", "pcie_lanes": "16", "pcie_generation": "4"}
-    row = Row(good | {column: cell}, "own.csv", 7)
+    row = CatalogRow(good | {column: cell}, "own.csv", 7)
     with pytest.raises(CatalogError, match=rf"own\.csv, line 7, column {column}: found .*expected.*{expected}"):
         tables.gpu_from(row, TODAY)

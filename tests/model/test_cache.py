@@ -12,21 +12,14 @@ from hypothesis import example, given
 from hypothesis import strategies as st
 
 from stallwise.errors import InputError
-from stallwise.model import cache
-from stallwise.model.cachesim import (
-    Cache,
-    Fifo,
-    NoEviction,
-    RandomReplacement,
-    replay,
-    replay_servers,
-    resharded,
-    shuffled,
-)
+from stallwise.model.data import cache
+from stallwise.model.data.cache import Cache, Fifo, replay, resharded
+from validation import formulas
+from validation.formulas import NoEviction, RandomReplacement, replay_servers, shuffled
 
 ITEMS, EPOCHS, SETTLED = 4000, 22, 6
 PARTS = (0.02, 0.1, 0.25, 0.35, 0.5, 0.6, 0.65, 0.8, 0.95)
-POLICIES: tuple[cache.Policy, ...] = ("no eviction", "lru", "fifo", "page cache", "page cache, file order")
+POLICIES: tuple[cache.CachePolicy, ...] = ("no eviction", "lru", "fifo", "page cache", "page cache, file order")
 parts = st.floats(0, 1)
 rates = st.floats(1, 1e6)
 
@@ -94,14 +87,16 @@ def test_the_second_epoch_of_a_fifo_on_three_nodes_is_the_one_measured(share: fl
 
 
 @given(st.sampled_from(POLICIES), parts, parts)
-def test_a_larger_cache_never_misses_more(policy: cache.Policy, one: float, other: float) -> None:
+def test_a_larger_cache_never_misses_more(policy: cache.CachePolicy, one: float, other: float) -> None:
     small, large = sorted((one, other))
     assert cache.miss(policy, large) <= cache.miss(policy, small) + 1e-9
 
 
 @given(st.sampled_from(POLICIES), parts)
 @example("fifo", 1e-12)
-def test_nothing_beats_never_evicting_and_everything_fits_in_a_whole_cache(policy: cache.Policy, cached: float) -> None:
+def test_nothing_beats_never_evicting_and_everything_fits_in_a_whole_cache(
+    policy: cache.CachePolicy, cached: float
+) -> None:
     assert cache.miss("no eviction", cached) - 1e-9 <= cache.miss(policy, cached) <= 1
     assert cache.miss(policy, 1.0) == pytest.approx(0, abs=1e-9)
     assert cache.miss(policy, 3.0) == pytest.approx(0, abs=1e-9)
@@ -126,37 +121,18 @@ def test_every_read_is_served_from_somewhere(cached: float, servers: int) -> Non
 def test_a_fetch_rate_lies_between_storage_and_cache(one: float, other: float, a: float, b: float) -> None:
     storage, fast = sorted((a, b))
     less, more = sorted((one, other))
-    assert cache.fetch_rate(0.0, fast, storage) == pytest.approx(storage)
-    assert cache.fetch_rate(1.0, fast, storage) == pytest.approx(fast)
-    assert cache.fetch_rate(less, fast, storage) <= cache.fetch_rate(more, fast, storage) * (1 + 1e-12)
+    assert formulas.fetch_rate(0.0, fast, storage) == pytest.approx(storage)
+    assert formulas.fetch_rate(1.0, fast, storage) == pytest.approx(fast)
+    assert formulas.fetch_rate(less, fast, storage) <= formulas.fetch_rate(more, fast, storage) * (1 + 1e-12)
 
 
 @given(rates, rates, rates)
 def test_the_hits_needed_give_the_rate_wanted(a: float, b: float, c: float) -> None:
     storage, wanted, fast = sorted((a, b, c))
-    hit = cache.hit_needed(wanted, fast, storage)
+    hit = formulas.hit_needed(wanted, fast, storage)
     assert hit is not None
-    assert cache.fetch_rate(hit, fast, storage) >= wanted * (1 - 1e-9)
-    assert cache.hit_needed(fast * 1.01, fast, storage) is None
-
-
-@given(st.sampled_from(POLICIES), st.floats(0.01, 0.99))
-def test_the_memory_needed_gives_the_hits_wanted(policy: cache.Policy, hit: float) -> None:
-    cached = cache.cached_needed(hit, policy)
-    assert 1 - cache.miss(policy, cached) == pytest.approx(hit, abs=1e-6)
-
-
-def test_memory_for_a_stall_depends_on_the_policy() -> None:
-    def needed(policy: cache.Policy) -> float:
-        found = cache.memory_needed_bytes(100e9, 200.0, 1000.0, 100.0, policy)
-        assert found is not None
-        return found
-
-    # 200 of 1000 and 100 samples/s: x = (1/100 - 1/200) / (1/100 - 1/1000) = 5/9.
-    assert needed("no eviction") == pytest.approx(100e9 * 5 / 9)
-    assert needed("no eviction") < needed("page cache") < needed("fifo") < needed("lru") < 100e9
-    assert cache.memory_needed_bytes(100e9, 100.0, 1000.0, 100.0, "lru") == 0
-    assert cache.memory_needed_bytes(100e9, 2000.0, 1000.0, 100.0, "lru") is None
+    assert formulas.fetch_rate(hit, fast, storage) >= wanted * (1 - 1e-9)
+    assert formulas.hit_needed(fast * 1.01, fast, storage) is None
 
 
 @pytest.mark.parametrize("bad", [-0.1, float("nan")])
@@ -165,6 +141,6 @@ def test_impossible_parts_are_refused(bad: float) -> None:
         with pytest.raises(InputError, match="0 to 1"):
             cache.miss(policy, bad)
     with pytest.raises(InputError, match="above zero"):
-        cache.fetch_rate(0.5, bad, 1.0)
+        formulas.fetch_rate(0.5, bad, 1.0)
     with pytest.raises(InputError, match="at least one"):
         cache.shared_miss(0.5, 0)

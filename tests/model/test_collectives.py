@@ -7,18 +7,15 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from stallwise.errors import InputError
-from stallwise.model.collectives import (
+from stallwise.model.exchange.collectives import (
     Algorithm,
     AlphaBeta,
     Segments,
     Wire,
     all_gather,
     all_reduce,
-    broadcast,
     bus_factor,
     contended,
-    flat_ring,
-    hierarchical,
     parameter_server,
     reduce_scatter,
     rescale,
@@ -112,34 +109,7 @@ def test_one_rank_and_no_bytes_cost_nothing() -> None:
     for algorithm in ALGORITHMS:
         assert all_reduce(algorithm, PLAIN, 1).time_s(1e9) == 0
         assert all_reduce(algorithm, PLAIN, 8).time_s(0) == 0
-    assert hierarchical(PLAIN, PLAIN, 1, 1).time_s(1e9) == 0
-    assert flat_ring(PLAIN, PLAIN, 1, 1).time_s(1e9) == 0
     assert parameter_server(PLAIN, 1, 1, colocated=True).time_s(1e9) == 0
-
-
-def test_broadcast_takes_the_tree_for_small_and_scatters_large_messages() -> None:
-    cost = broadcast(PLAIN, 8)
-    assert cost.time_s(8) == pytest.approx(3 * (1e-4 + 8e-9))
-    assert cost.time_s(1e9) == pytest.approx(10 * 1e-4 + 2 * 7 / 8 * 1.0)
-    assert broadcast(PLAIN, 1).time_s(1e9) == 0
-
-
-@given(wires, wires, st.integers(1, 16), st.integers(1, 64), any_bytes)
-def test_a_hierarchy_of_one_level_is_a_ring(inside: Wire, between: Wire, g: int, n: int, size: float) -> None:
-    assert hierarchical(inside, between, g, 1).time_s(size) == pytest.approx(all_reduce("ring", inside, g).time_s(size))
-    assert hierarchical(inside, between, 1, n).time_s(size) == pytest.approx(
-        all_reduce("ring", between, n).time_s(size)
-    )
-
-
-def test_the_nic_is_shared_by_the_nodes_ranks() -> None:
-    free = Wire(latency_s=0.0, s_per_byte=0.0)
-    nic = Wire(latency_s=0.0, s_per_byte=1e-9)
-    # However many ranks share it, 2(n-1)/n of the bytes go out of each node.
-    for ranks_per_node in (1, 4, 8):
-        assert hierarchical(free, nic, ranks_per_node, 4).time_s(1e9) == pytest.approx(1.5)
-    # One flat ring of all ranks sends a little more through it, and starts far more often.
-    assert flat_ring(free, nic, 8, 4).time_s(1e9) == pytest.approx(2 * 31 / 32)
 
 
 def test_servers_on_the_workers_machines_move_as_much_as_a_ring() -> None:

@@ -7,7 +7,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from stallwise.model.conformal import USUAL_SHIFT, Spread, choose, joined, spread_of
+from stallwise.model.statistics.conformal import USUAL_SHIFT, ErrorSpread, choose, joined, spread_of
 
 
 @pytest.mark.parametrize("count", [30, 100, 1000])
@@ -61,14 +61,14 @@ def test_the_interval_holds_its_order(errors: list[float], value: float) -> None
 
 
 def test_independent_factors_add_as_squares() -> None:
-    both = joined(Spread(-0.3, 0.3), Spread(-0.4, 0.4))
+    both = joined(ErrorSpread(-0.3, 0.3), ErrorSpread(-0.4, 0.4))
     assert (both.low, both.high) == (pytest.approx(-0.5), pytest.approx(0.5))
-    assert joined(Spread(0.1, 0.2)).low == 0.0
+    assert joined(ErrorSpread(0.1, 0.2)).low == 0.0
 
 
 def test_the_closest_case_is_taken() -> None:
-    found = {"a": Spread(-1, 1), "": Spread(-2, 2)}
-    assert choose(found, "b", "a", "") == Spread(-1, 1)
+    found = {"a": ErrorSpread(-1, 1), "": ErrorSpread(-2, 2)}
+    assert choose(found, "b", "a", "") == ErrorSpread(-1, 1)
     with pytest.raises(KeyError):
         choose({}, "a")
 

@@ -4,16 +4,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from stallwise.model.datapath import (
-    LoaderWork,
-    enough_cores,
-    fetch_part,
-    fetch_stall,
-    prep_stall,
-    speed,
-    staging_bytes,
-    step_with_workers,
-)
+from stallwise.model.data.datapath import LoaderWork, fetch_fraction, speed, step_with_workers, taken_every_s
+from validation.formulas import enough_cores, fetch_stall, prep_stall, staging_bytes
 
 seconds = st.floats(min_value=0, max_value=10)
 positive = st.floats(min_value=1e-4, max_value=10)
@@ -36,7 +28,7 @@ def test_a_step_is_never_shorter_than_consuming(p: float, b: float, consume_s: f
 
 @given(seconds, seconds, positive, st.integers(min_value=0, max_value=32))
 def test_blame_is_a_part_of_the_whole(prepare_s: float, blocked_s: float, consume_s: float, n: int) -> None:
-    assert 0 <= fetch_part(LoaderWork(prepare_s=prepare_s, blocked_s=blocked_s, workers=n), consume_s) <= 1
+    assert 0 <= fetch_fraction(LoaderWork(prepare_s=prepare_s, blocked_s=blocked_s, workers=n), consume_s) <= 1
 
 
 @pytest.mark.parametrize(
@@ -51,7 +43,7 @@ def test_blame_is_a_part_of_the_whole(prepare_s: float, blocked_s: float, consum
 )
 def test_who_is_to_blame(prepare_s: float, blocked_s: float, n: int, consume_s: float, part: float) -> None:
     work = LoaderWork(prepare_s=prepare_s, blocked_s=blocked_s, workers=n)
-    assert fetch_part(work, consume_s) == pytest.approx(part)
+    assert fetch_fraction(work, consume_s) == pytest.approx(part)
 
 
 def test_the_slowest_stage_decides_and_the_unknown_does_not() -> None:
@@ -84,3 +76,40 @@ def test_enough_cores_is_where_the_curve_levels_off() -> None:
 
 def test_staging_grows_with_jobs() -> None:
     assert staging_bytes(100.0, jobs=8) == 1600
+
+
+times = st.lists(st.floats(0.001, 1.0), min_size=1, max_size=40)
+waits = st.floats(0.0, 1.0)
+
+
+@pytest.mark.parametrize(("workers", "consume_s"), [(1, 0.02), (2, 0.02), (4, 0.02), (8, 0.05)])
+def test_even_batches_come_at_the_rate_of_the_slower_side(workers: int, consume_s: float) -> None:
+    found = taken_every_s([0.1] * 50, consume_s, workers)
+    assert found == pytest.approx(max(consume_s, 0.1 / workers), rel=0.02)
+
+
+def test_without_workers_loading_and_consuming_take_turns() -> None:
+    assert taken_every_s([0.1, 0.3], 0.05, 0) == pytest.approx(0.25)
+
+
+def test_uneven_batches_cost_time_that_a_deeper_queue_saves() -> None:
+    uneven = ([0.01] * 9 + [0.5]) * 8  # 59 ms on average, for a loop that takes 60 ms
+    shallow, deep = (taken_every_s(uneven, 0.06, 1, depth) for depth in (2, 16))
+    assert shallow > 1.2 * 0.06
+    assert deep < shallow
+
+
+@given(times, waits, st.integers(1, 8), st.integers(1, 8))
+def test_never_faster_than_either_side_alone(batches: list[float], wait_s: float, workers: int, depth: int) -> None:
+    found = taken_every_s(batches, wait_s, workers, depth)
+    assert found >= wait_s * (1 - 1e-9)
+    assert found <= wait_s + max(batches) + 1e-9
+
+
+@given(times, waits, st.integers(1, 6), st.integers(1, 4))
+def test_a_deeper_queue_never_takes_longer_in_the_long_run(
+    batches: list[float], wait_s: float, workers: int, depth: int
+) -> None:
+    # Windows of a long run are compared, not infinite ones: a part of one batch per hundred is their edge.
+    shallow, deep = (taken_every_s(batches, wait_s, workers, of) for of in (depth, 2 * depth))
+    assert deep <= shallow + max(batches) * 0.1

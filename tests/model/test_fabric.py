@@ -8,8 +8,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from stallwise.errors import InputError
-from stallwise.model.collectives import AlphaBeta, Segments, Wire, all_reduce
-from stallwise.model.fabric import GLOO, Fabric, KnownLink, link_of_rate, listed_factors
+from stallwise.model.exchange.collectives import AlphaBeta, Segments, Wire, all_reduce
+from stallwise.model.exchange.fabric import GLOO, Fabric, KnownLink, link_of_rate, listed_factors
 
 SLOW = link_of_rate(1.25e9, 30e-6, "given", low=0.5, high=2.0)
 FAST = link_of_rate(50e9, 5e-6, "given", low=0.1, high=10.0)
@@ -52,14 +52,14 @@ def test_one_gpu_needs_no_link_and_exchanges_for_nothing() -> None:
     assert [bound.all_reduce(1e9) for bound in Fabric(gpus_per_node=8).bounds(1)] == [0.0, 0.0]
 
 
-@pytest.mark.parametrize(("gpus", "wanted"), [(4, "--link"), (16, "--link")])
+@pytest.mark.parametrize(("gpus", "wanted"), [(4, "GPUs of a node is not known"), (16, "GPUs of a node is not known")])
 def test_an_unknown_inside_link_says_what_to_give(gpus: int, wanted: str) -> None:
     with pytest.raises(InputError, match=wanted):
         Fabric(gpus_per_node=8, between=SLOW).prices(gpus)
 
 
 def test_an_unknown_network_says_what_to_give() -> None:
-    with pytest.raises(InputError, match=r"16 GPUs need more than one node of 8.*--network"):
+    with pytest.raises(InputError, match=r"16 GPUs need more than one node of 8.*network between nodes"):
         Fabric(gpus_per_node=8, inside=FAST).prices(16)
 
 
@@ -93,7 +93,7 @@ def test_a_measured_link_keeps_both_lines_and_its_break_moves_with_the_pieces() 
 
 
 def test_a_link_that_carries_nothing_is_refused() -> None:
-    with pytest.raises(InputError, match="moves nothing"):
+    with pytest.raises(InputError, match="must be above 0 bytes/s"):
         link_of_rate(0.0, 0.0, "given")
 
 

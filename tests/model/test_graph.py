@@ -12,9 +12,9 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from stallwise.errors import InputError
-from stallwise.model import paths
-from stallwise.model.graph import Draft, Graph, Kind, unroll
-from stallwise.model.paths import finish_times, longest_path, steady_state
+from stallwise.model.step import paths
+from stallwise.model.step.graph import Graph, GraphDraft, NodeKind, unroll
+from stallwise.model.step.paths import longest_path, steady_state
 
 costs = st.floats(min_value=0.0, max_value=10.0)
 
@@ -70,10 +70,10 @@ def test_longest_path_is_networkx_s_and_its_costs_add_up(graph: Graph) -> None:
 @given(graphs(late=False))
 def test_compiled_and_plain_loops_agree(graph: Graph) -> None:
     many = unroll(graph, 3)
-    plain = finish_times(many)
+    plain = paths._sweep(many, None)[0]
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(paths, "COMPILE_FROM", 0)
-        assert finish_times(many).tolist() == plain.tolist()
+        assert paths._sweep(many, None)[0].tolist() == plain.tolist()
         compiled = longest_path(many)
     assert compiled.nodes.tolist() == longest_path(many).nodes.tolist()
 
@@ -112,24 +112,20 @@ def test_a_cost_that_grows_never_shortens_anything(graph: Graph, node: int, fact
 
 
 def chain() -> Graph:
-    draft = Draft()
-    read = draft.node(Kind.READ, "read", 3.0, "storage")
-    forward = draft.node(Kind.FORWARD, "forward", 1.0, "GPU", [read])
-    update = draft.node(Kind.UPDATE, "update", 1.0, "GPU", [forward, None])
+    draft = GraphDraft()
+    read = draft.node(NodeKind.READ, "read", 3.0, "storage")
+    forward = draft.node(NodeKind.FORWARD, "forward", 1.0, "GPU", [read])
+    update = draft.node(NodeKind.UPDATE, "update", 1.0, "GPU", [forward, None])
     draft.edge(update, forward, 1)
     draft.edge(read, read, 1)
     return draft.graph()
 
 
-def test_edits_change_costs_or_edges_and_nothing_else() -> None:
+def test_edits_change_costs_and_nothing_else() -> None:
     graph = chain()
     assert steady_state(graph).period_s == 3.0
-    assert steady_state(graph.scaled({Kind.READ: 0.5})).period_s == 2.0
-    assert steady_state(graph.with_edges(add=[(2, 0, 1)])).period_s == 5.0  # reading waits for the update
-    assert steady_state(graph.with_edges(drop=[(0, 0, 1)])).period_s == 2.0
+    assert steady_state(graph.scaled({NodeKind.READ: 0.5})).period_s == 2.0
     assert graph.busy_s() == {"storage": 3.0, "GPU": 2.0}
-    with pytest.raises(InputError, match="no edge"):
-        graph.with_edges(drop=[(1, 0, 0)])
 
 
 @pytest.mark.parametrize(
@@ -140,7 +136,7 @@ def test_edits_change_costs_or_edges_and_nothing_else() -> None:
         ([1.0, -2.0], [], "'node 1' costs -2.0 s"),
         ([math.inf], [], "costs inf s"),
         ([1.0], [(0, 1, 0)], "outside the 1 nodes"),
-        ([1.0, 1.0], [(0, 1, -1)], "leads into the past"),
+        ([1.0, 1.0], [(0, 1, -1)], "negative lag"),
     ],
 )
 def test_what_is_no_graph_is_refused(cost_s: list[float], edges: list[tuple[int, int, int]], sentence: str) -> None:
@@ -151,7 +147,7 @@ def test_what_is_no_graph_is_refused(cost_s: list[float], edges: list[tuple[int,
 def test_new_costs_are_checked_too() -> None:
     with pytest.raises(InputError, match="costs nan s"):
         chain().with_costs(np.array([1.0, math.nan, 1.0]))
-    with pytest.raises(InputError, match="2 costs were given"):
+    with pytest.raises(InputError, match="needs as many costs, not 2"):
         chain().with_costs(np.array([1.0, 1.0]))
 
 
@@ -171,7 +167,9 @@ def test_without_a_lagged_edge_there_is_no_steady_state() -> None:
 
 def test_numba_is_not_imported_for_a_small_graph() -> None:
     code = (
-        "import sys; from stallwise.model.graph import Graph; from stallwise.model.paths import longest_path; "
+        "import sys\n"
+        "from stallwise.model.step.graph import Graph\n"
+        "from stallwise.model.step.paths import longest_path\n"
         "longest_path(Graph.of([1.0, 2.0], [(0, 1, 0)])); assert 'numba' not in sys.modules"
     )
-    subprocess.run([sys.executable, "-c", code], check=True)
+    subprocess.run([sys.executable, "-c", code], check=True, timeout=250)

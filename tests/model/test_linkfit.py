@@ -8,8 +8,8 @@ import numpy as np
 import pytest
 
 from stallwise.errors import InputError
-from stallwise.model.collectives import AlphaBeta, Segments
-from stallwise.model.linkfit import fit_alpha_beta, fit_segments
+from stallwise.model.exchange.collectives import AlphaBeta, Segments
+from stallwise.model.exchange.linkfit import fit_alpha_beta, fit_segments
 
 SIZES = [4096 << n for n in range(15)]
 

@@ -1,17 +1,29 @@
 """Merges: torch's rule from torch, the published greedy from its authors' text, the optimum by brute force."""
 
 import itertools
+from collections.abc import Sequence
+from itertools import accumulate
 
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from stallwise.errors import InputError
-from stallwise.model import merge
-from stallwise.model.merge import Exchange, Gradients, Merge
+from stallwise.model.exchange import merge
+from stallwise.model.exchange.merge import Exchange, Gradients, Merge
 from stallwise.workload.layers import LayerTrace
 from tests.conftest import lacks
-from tests.model.traces import latencies, layer_traces, line, lines, per_byte
+from tests.model.traces import channel_end_s, latencies, layer_traces, line, lines, per_byte
+
+
+def exposed_s(backward_s: Sequence[float], exchange_s: Sequence[float]) -> float:
+    """WFBP's exchange that backward does not hide, in closed form; both sequences in forward order.
+
+    t_c^no = max over l of (t_c^1 + … + t_c^l) - (t_b^1 + … + t_b^(l-1)), hence t_c^1 ≤ t_c^no ≤ Σ t_c.
+    """
+    sent = accumulate(exchange_s)
+    computed = accumulate(backward_s, initial=0.0)
+    return max(c - b for c, b in zip(sent, computed, strict=False))
 
 
 def all_merges(gradients: Gradients) -> list[Merge]:
@@ -53,8 +65,8 @@ def published_greedy(gradients: Gradients, a: float, b: float) -> Merge:
 @given(layer_traces(max_layers=9), lines)
 def test_the_optimum_is_the_best_of_all_merges(trace: LayerTrace, exchange: Exchange) -> None:
     gradients = merge.gradients_of(trace)
-    best = min(merge.channel_end_s(gradients, runs, exchange) for runs in all_merges(gradients))
-    found = merge.channel_end_s(gradients, merge.optimal_merge(gradients, exchange), exchange)
+    best = min(channel_end_s(gradients, runs, exchange) for runs in all_merges(gradients))
+    found = channel_end_s(gradients, merge.optimal_merge(gradients, exchange), exchange)
     assert found == pytest.approx(best, rel=1e-12, abs=1e-15)
 
 
@@ -66,22 +78,22 @@ def test_the_optimum_needs_no_straight_line(trace: LayerTrace, steps: list[float
         return steps[int(size) % 4]
 
     gradients = merge.gradients_of(trace)
-    best = min(merge.channel_end_s(gradients, runs, exchange) for runs in all_merges(gradients))
-    found = merge.channel_end_s(gradients, merge.optimal_merge(gradients, exchange), exchange)
+    best = min(channel_end_s(gradients, runs, exchange) for runs in all_merges(gradients))
+    found = channel_end_s(gradients, merge.optimal_merge(gradients, exchange), exchange)
     assert found == pytest.approx(best, rel=1e-12, abs=1e-15)
 
 
 @given(layer_traces(max_layers=40), lines, st.integers(min_value=1, max_value=10**8))
 def test_no_other_merge_beats_the_optimum(trace: LayerTrace, exchange: Exchange, bucket: int) -> None:
     gradients = merge.gradients_of(trace)
-    best = merge.channel_end_s(gradients, merge.optimal_merge(gradients, exchange), exchange)
+    best = channel_end_s(gradients, merge.optimal_merge(gradients, exchange), exchange)
     for runs in (
         merge.each_alone(gradients),
         merge.all_in_one(gradients),
         merge.mg_wfbp(gradients, exchange),
         merge.ddp_buckets(gradients, first_bytes=bucket, bucket_bytes=bucket),
     ):
-        assert best <= merge.channel_end_s(gradients, runs, exchange) * (1 + 1e-12)
+        assert best <= channel_end_s(gradients, runs, exchange) * (1 + 1e-12)
 
 
 @given(layer_traces(max_layers=20), st.floats(min_value=1e-6, max_value=0.02), per_byte)
@@ -89,7 +101,7 @@ def test_mg_wfbp_is_the_published_rule(trace: LayerTrace, a: float, b: float) ->
     gradients = merge.gradients_of(trace)
     ours, theirs = merge.mg_wfbp(gradients, line(a, b)), published_greedy(gradients, a, b)
     if ours != theirs:  # only where a wait and a saving differ by rounding
-        ends = [merge.channel_end_s(gradients, runs, line(a, b)) for runs in (ours, theirs)]
+        ends = [channel_end_s(gradients, runs, line(a, b)) for runs in (ours, theirs)]
         close = [
             abs(gradients.ready_s[run.stop] - gradients.ready_s[run.start] - a) < 1e-9
             for run in ours
@@ -104,7 +116,7 @@ def test_mg_wfbp_is_not_the_optimum() -> None:
     exchange = line(1e-3, 1e-9)
     greedy, best = merge.mg_wfbp(gradients, exchange), merge.optimal_merge(gradients, exchange)
     assert len(greedy) == 1
-    assert merge.channel_end_s(gradients, greedy, exchange) > 1.1 * merge.channel_end_s(gradients, best, exchange)
+    assert channel_end_s(gradients, greedy, exchange) > 1.1 * channel_end_s(gradients, best, exchange)
 
 
 def test_small_messages_are_always_joined_where_asked() -> None:
@@ -165,7 +177,7 @@ def test_every_merge_sends_everything_once(trace: LayerTrace, exchange: Exchange
 def test_the_closed_form_of_exposed_exchange(trace: LayerTrace, a: float, b: float) -> None:
     gradients = merge.gradients_of(trace)
     each = [line(a, b)(layer.gradient_bytes) for layer in trace.layers]
-    exposed = merge.exposed_s([layer.backward_s for layer in trace.layers], each)
-    end = merge.channel_end_s(gradients, merge.each_alone(gradients), line(a, b))
+    exposed = exposed_s([layer.backward_s for layer in trace.layers], each)
+    end = channel_end_s(gradients, merge.each_alone(gradients), line(a, b))
     assert exposed == pytest.approx(end - trace.backward_s, abs=1e-9)
     assert each[0] - 1e-12 <= exposed <= sum(each) + 1e-12

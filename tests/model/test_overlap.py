@@ -8,16 +8,16 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from stallwise.errors import InputError, UnknownNameError
-from stallwise.model import merge
-from stallwise.model.graph import Kind
-from stallwise.model.iteration import Loading, iteration_graph, rescaled
-from stallwise.model.merge import Exchange
-from stallwise.model.messages import Prices
-from stallwise.model.overlap import FP16, SCHEMES, Overlap, Scheme, plan
-from stallwise.model.paths import steady_state
-from stallwise.model.step import alone, predict_step
+from stallwise.model.exchange import merge
+from stallwise.model.exchange._messages import CollectivePrices
+from stallwise.model.exchange.merge import Exchange
+from stallwise.model.exchange.overlap import FP16, SCHEMES, Overlap, Scheme, plan
+from stallwise.model.step.graph import NodeKind
+from stallwise.model.step.iteration import LoaderSetup, iteration_graph, rescaled
+from stallwise.model.step.paths import steady_state
+from stallwise.model.step.prediction import alone, predict_step
 from stallwise.workload.layers import Layer, LayerTrace
-from tests.model.traces import latencies, layer_traces, line, lines, per_byte
+from tests.model.traces import channel_end_s, latencies, layer_traces, line, lines, per_byte
 
 # Hybrid sharding needs two links; test_schemes.py gives it both.
 schemes = st.sampled_from([scheme for scheme in SCHEMES if scheme != "hybrid"])
@@ -43,11 +43,11 @@ def test_the_graph_equals_the_formulas(trace: LayerTrace, exchange: Exchange) ->
     expected: dict[Scheme, float] = {
         "none": base + trace.backward_s + math.fsum(each),
         "fused": base + trace.backward_s + exchange(trace.gradient_bytes),
-        "wfbp": base + merge.channel_end_s(gradients, merge.each_alone(gradients), exchange),
-        "mg-wfbp": base + merge.channel_end_s(gradients, merge.mg_wfbp(gradients, exchange), exchange),
-        "optimal": base + merge.channel_end_s(gradients, merge.optimal_merge(gradients, exchange), exchange),
+        "wfbp": base + channel_end_s(gradients, merge.each_alone(gradients), exchange),
+        "mg-wfbp": base + channel_end_s(gradients, merge.mg_wfbp(gradients, exchange), exchange),
+        "optimal": base + channel_end_s(gradients, merge.optimal_merge(gradients, exchange), exchange),
         "ddp": base
-        + merge.channel_end_s(
+        + channel_end_s(
             gradients, merge.ddp_buckets(gradients, first_bytes=merge.MIB, bucket_bytes=4_000_000), exchange
         ),
     }
@@ -174,18 +174,18 @@ def even(layers: int = 8, size: int = 1_000_000, **extra: float) -> LayerTrace:
 @pytest.mark.parametrize(
     ("loading", "expected_s"),
     [
-        (Loading(workers=0), 0.30 + 0.05 + 0.24),
-        (Loading(workers=1), 0.30),
-        (Loading(workers=2), 0.05 + 0.24),
-        (Loading(workers=2, copy="engine"), 0.24),
-        (Loading(workers=1, copy="reader"), 0.30 + 0.05),
-        (Loading(workers=1, prefetch=1, copy="reader"), 0.30 + 0.05),
-        (Loading(workers=4, storage_sharers=2), 0.60),
-        (Loading(workers=2, link_sharers=4), 0.20 + 0.24),
-        (Loading(workers=2, copy="engine", link_sharers=8), 0.40),
+        (LoaderSetup(workers=0), 0.30 + 0.05 + 0.24),
+        (LoaderSetup(workers=1), 0.30),
+        (LoaderSetup(workers=2), 0.05 + 0.24),
+        (LoaderSetup(workers=2, copy="engine"), 0.24),
+        (LoaderSetup(workers=1, copy="reader"), 0.30 + 0.05),
+        (LoaderSetup(workers=1, prefetch=1, copy="reader"), 0.30 + 0.05),
+        (LoaderSetup(workers=4, storage_sharers=2), 0.60),
+        (LoaderSetup(workers=2, link_sharers=4), 0.20 + 0.24),
+        (LoaderSetup(workers=2, copy="engine", link_sharers=8), 0.40),
     ],
 )
-def test_loading(loading: Loading, expected_s: float) -> None:
+def test_loading(loading: LoaderSetup, expected_s: float) -> None:
     trace = even(read_s=0.30, copy_s=0.05)
     assert predict_step(trace, alone, Overlap(), loading).step_s == near(expected_s)
 
@@ -194,7 +194,7 @@ def test_loading(loading: Loading, expected_s: float) -> None:
 def test_one_gpu_stands_for_equal_ones(
     trace: LayerTrace, exchange: Exchange, gpus: int, copy: str, scheme: Scheme
 ) -> None:
-    loading = Loading(copy=copy, storage_sharers=gpus, link_sharers=1)  # type: ignore[arg-type]
+    loading = LoaderSetup(copy=copy, storage_sharers=gpus, link_sharers=1)  # type: ignore[arg-type]
     planned = plan(trace, exchange, Overlap(scheme=scheme))
     alike = steady_state(iteration_graph(trace, planned, loading, gpus=(1.0,) * gpus)).period_s
     if copy == "reader" and gpus > 1:  # the copies of different GPUs overlap with each other's reads
@@ -212,7 +212,7 @@ def test_a_straggler_sets_the_pace() -> None:
 
 def test_more_workers_are_never_slower() -> None:
     trace = even(read_s=1.0)
-    steps = [predict_step(trace, alone, None, Loading(workers=workers)).step_s for workers in range(1, 8)]
+    steps = [predict_step(trace, alone, None, LoaderSetup(workers=workers)).step_s for workers in range(1, 8)]
     assert steps == sorted(steps, reverse=True)
     assert steps[1] == near(0.5)
 
@@ -220,7 +220,7 @@ def test_more_workers_are_never_slower() -> None:
 @given(layer_traces(data=True), lines, st.floats(1.0, 2.0))
 def test_bounds_hold_the_prediction(trace: LayerTrace, exchange: Exchange, factor: float) -> None:
     found = predict_step(trace, exchange)
-    low, high = found.bounds_s({Kind.EXCHANGE: (1 / factor, factor), Kind.BACKWARD: (1 / factor, factor)})
+    low, high = found.bounds_s({NodeKind.EXCHANGE: (1 / factor, factor), NodeKind.BACKWARD: (1 / factor, factor)})
     assert low <= found.step_s * (1 + 1e-9)
     assert high >= found.step_s * (1 - 1e-9)
 
@@ -238,7 +238,7 @@ def test_measured_exchange_times_are_used_as_they_are() -> None:
     trace = LayerTrace(layers=layers, source="log")
     assert predict_step(trace, None, Overlap(scheme="none")).step_s == near(0.24 + 8 * 0.05)
     for overlap in (Overlap(scheme="ddp"), Overlap(scheme="wfbp", compression=FP16)):
-        with pytest.raises(InputError, match="give a network"):
+        with pytest.raises(InputError, match="Use a known network"):
             predict_step(trace, None, overlap)
 
 
@@ -253,16 +253,18 @@ def test_what_cannot_be_predicted_says_so() -> None:
     with pytest.raises(InputError, match="would take nan s"):
         predict_step(even(), lambda _: math.nan)
     with pytest.raises(InputError, match=r"would take -1\.0 s"):
-        predict_step(even(), Prices(all_reduce=line(0, 0), all_gather=lambda _: -1.0), Overlap(scheme="zero3"))
+        predict_step(
+            even(), CollectivePrices(all_reduce=line(0, 0), all_gather=lambda _: -1.0), Overlap(scheme="zero3")
+        )
     with pytest.raises(UnknownNameError, match="Did you mean wfbp"):
         Overlap(scheme="wfpb")  # type: ignore[arg-type]
     for wrong in ({"compression": 0.0}, {"compression": 2.0}, {"accumulate": 0}):
         with pytest.raises(InputError):
             Overlap(**wrong)  # type: ignore[arg-type]
-    with pytest.raises(InputError, match="workers = -1"):
-        Loading(workers=-1)
-    with pytest.raises(InputError, match="3 GPUs were drawn, but storage_sharers is 2"):
-        predict_step(even(), alone, None, Loading(storage_sharers=2), gpus=(1.0,) * 3)
+    with pytest.raises(InputError, match="workers must be at least 0"):
+        LoaderSetup(workers=-1)
+    with pytest.raises(InputError, match="storage_sharers must be 1 or 3"):
+        predict_step(even(), alone, None, LoaderSetup(storage_sharers=2), gpus=(1.0,) * 3)
 
 
 def test_a_frozen_network_sends_nothing() -> None:

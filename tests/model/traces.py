@@ -2,7 +2,7 @@
 
 from hypothesis import strategies as st
 
-from stallwise.model.merge import Exchange
+from stallwise.model.exchange.merge import Exchange, Gradients, Merge, message_bytes
 from stallwise.workload.layers import Layer, LayerTrace
 
 seconds = st.floats(min_value=0.0, max_value=0.05)
@@ -27,3 +27,11 @@ def line(latency_s: float, s_per_byte: float) -> Exchange:
 
 
 lines = st.builds(line, latencies, per_byte)
+
+
+def channel_end_s(gradients: Gradients, merge: Merge, exchange: Exchange) -> float:
+    """When the last message ends, from the start of backward (the recursion of `merge`); 0 where nothing is sent."""
+    end = 0.0
+    for run, size in zip(merge, message_bytes(gradients, merge), strict=True):
+        end = max(end, gradients.ready_s[run.stop - 1]) + exchange(size)
+    return end

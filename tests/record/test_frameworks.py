@@ -11,8 +11,9 @@ from typing import Any
 import pytest
 
 from tests.conftest import Cli, lacks
+from tests.figures import Figures
 from tests.record.jobs import JOBS, Profiled
-from tests.record.test_writes import contents
+from tests.record.test_scratch import contents
 
 # Written before the first measurement.
 WITHIN = 0.15
@@ -48,43 +49,32 @@ def leave_old_files(folder: Path, script: str) -> dict[str, bytes]:
     return contents(folder, "run")
 
 
-def misses(folder: Path, script: str) -> list[str]:
-    """The bare script with a loader that is slow and then is not; the profile of the slow one: what does not agree."""
-    blocked = ("--every", "45", "--blocked", str(BLOCKED_S))
-    slow_s, plain_s = bare_s(folder / "bare", script, *blocked)
-    before = leave_old_files(folder / "profiled", script)
-    options = ("--json", "--no-cold", "--max-time", "3")
-    job = Profiled(folder / "profiled", *options, str(JOBS / script), *blocked).ended(0, patience_s=60)
-    assert contents(folder / "profiled", "run") == before, "what lay there is untouched, and nothing new lies beside it"
-    found, truth_s = json.loads(job.out), slow_s - plain_s
-    said = []
-    if abs(found["step_s"] - slow_s) > WITHIN * slow_s:
-        said.append(f"step {found['step_s']:.4f} s, bare {slow_s:.4f} s")
-    if abs(found["split"]["fetch"]["s"] - truth_s) > WITHIN * slow_s:
-        said.append(f"fetch {found['split']['fetch']['s']:.4f} s, injected {truth_s:.4f} s")
-    if found["split"]["prep"]["s"] > WITHIN * slow_s:
-        said.append(f"prep {found['split']['prep']['s']:.4f} s, where nothing was injected")
-    return said
-
-
-@pytest.mark.alone
+@pytest.mark.truth
 @pytest.mark.parametrize(
     # `make soak` has the others: all hand their batches on through the same loader.
     "script",
     [script if script == "lightning_job.py" else pytest.param(script, marks=pytest.mark.soak) for script in OLD],
 )
-def test_a_slow_loader_is_found_as_the_bare_script_shows_it(tmp_path: Path, script: str) -> None:
-    # The cores are shared with whatever else runs: a second measurement is allowed.
-    first = misses(tmp_path / "1", script)
-    assert not first or not (second := misses(tmp_path / "2", script)), [first, second]
+def test_a_slow_loader_is_found_as_the_bare_script_shows_it(tmp_path: Path, script: str, figures: Figures) -> None:
+    """The bare script with a loader that is slow and then is not, beside the profile of the slow one."""
+    blocked = ("--every", "45", "--blocked", str(BLOCKED_S))
+    slow_s, plain_s = bare_s(tmp_path / "bare", script, *blocked)
+    before = leave_old_files(tmp_path / "profiled", script)
+    options = ("--json", "--no-cold", "--max-time", "3s")
+    job = Profiled(tmp_path / "profiled", *options, str(JOBS / script), *blocked).ended(0)
+    assert contents(tmp_path / "profiled", "run") == before, "what was there is untouched, and nothing new beside it"
+    found = json.loads(job.out)
+    figures.judge(f"{script}: step", found["step_s"], slow_s, rel=WITHIN)
+    figures.judge(f"{script}: fetch", found["split"]["fetch"]["s"], slow_s - plain_s, abs=WITHIN * slow_s)
+    figures.at_most(f"{script}: prep, nothing injected", found["split"]["prep"]["s"], WITHIN * slow_s)
 
 
 def test_ranks_that_lightning_starts_itself_take_part(tmp_path: Path) -> None:
     before = leave_old_files(tmp_path, "lightning_job.py")
     script = (str(JOBS / "lightning_job.py"), "--devices", "2", "--every", "30", "--accumulate", "2")
-    job = Profiled(tmp_path, "--json", "--max-time", "1", *script).ended(0, patience_s=60)
+    job = Profiled(tmp_path, "--json", "--max-time", "1s", *script).ended(0)
     found = json.loads(job.out)
-    assert 0.04 <= found["step_s"] < 0.4, "two batches of at least 20 ms each"
+    assert found["step_s"] >= 0.04, "two batches of at least 20 ms each"
     assert found["split"]["interconnect"] is not None
     shown = job.shown()
     assert shown["state"] == "complete", shown["partial_reason"]
@@ -100,11 +90,12 @@ def test_ranks_that_would_not_take_part_are_refused(tmp_path: Path) -> None:
         "    subprocess.Popen([sys.executable, __file__, 'other'])\n"
         "dist.init_process_group('gloo', 'file://' + os.path.abspath('meet'), rank=len(sys.argv) - 1, world_size=2)\n"
     )
-    job = Profiled(tmp_path, "half.py").ended(1)
+    job = Profiled(tmp_path, "half.py").ended(3)
     assert "The job has 2 ranks, of which 1 would be profiled" in job.err
-    assert "--nproc-per-node" in job.err
+    assert "nproc_per_node" in job.err
 
 
+@pytest.mark.soak
 def test_accelerate_launch_starts_the_recorder(tmp_path: Path, cli: Cli) -> None:
     """Its dispatching loader too: rank 0 reads a stream without length and sends every rank its share."""
     launch = [sys.executable, "-m", "accelerate.commands.launch", "--multi_gpu", "--num_processes", "2"]
@@ -116,7 +107,7 @@ def test_accelerate_launch_starts_the_recorder(tmp_path: Path, cli: Cli) -> None
         env=os.environ | {"STALLWISE_RUN": "mine", "OMP_NUM_THREADS": "1"},
         capture_output=True,
         text=True,
-        timeout=60,
+        timeout=250,
     )
     assert done.returncode == 0, done.stderr
     found = json.loads(cli("run", "join", "--json", "mine").stdout)
@@ -137,7 +128,7 @@ def run_plain(folder: Path, script: str, *options: str, ranks: int = 0) -> subpr
         env=os.environ | {"OMP_NUM_THREADS": "1"},
         capture_output=True,
         text=True,
-        timeout=60,
+        timeout=250,
     )
 
 
@@ -151,23 +142,25 @@ def test_a_callback_in_the_trainer_takes_two_ranks_apart(tmp_path: Path, cli: Cl
     assert done.returncode == 0, done.stderr
     assert f"stallwise report {tmp_path / 'run'}" in done.stderr
     found = report_of(cli, tmp_path / "run")
-    assert 0.04 <= found["step_s"] < 0.4, "two batches of at least 20 ms each"
+    assert found["step_s"] >= 0.04, "two batches of at least 20 ms each"
     assert found["split"]["interconnect"] is not None
     assert found["split"]["prep"] is not None
-    shown = json.loads(cli("show", "--json", str(tmp_path / "run")).stdout)
+    shown = json.loads(cli("report", "--detail", "--json", str(tmp_path / "run")).stdout)
     assert shown["state"] == "complete", shown["partial_reason"]
     assert shown["counts"]["ranks_seen"] == 2
     assert not [path for path in (tmp_path / "model").rglob("*") if path.is_file()], "checkpoints go aside"
     assert (tmp_path / "final/model.safetensors").stat().st_size > 100, "afterwards files go where the script says"
 
 
-@pytest.mark.alone
-def test_a_callback_in_lightning_only_watches(tmp_path: Path, cli: Cli) -> None:
+@pytest.mark.truth
+@pytest.mark.soak
+def test_a_callback_in_lightning_only_watches(tmp_path: Path, cli: Cli, figures: Figures) -> None:
     done = run_plain(tmp_path, "lightning_job.py", "--callback", "light", "--steps", "60", "--every", "25")
     assert done.returncode == 0, done.stderr
     own_s = json.loads(done.stdout.splitlines()[-1])
     assert own_s["steps"] > 40, "the training went on to its end"
-    assert report_of(cli, tmp_path / "run")["step_s"] == pytest.approx(own_s["step_s"], rel=WITHIN)
+    step_s = report_of(cli, tmp_path / "run")["step_s"]
+    figures.judge("Lightning's light callback: step", step_s, own_s["step_s"], rel=WITHIN)
     assert (tmp_path / "model/last.ckpt").exists(), "and saved where the script says"
 
 
@@ -179,14 +172,14 @@ def test_a_block_of_code_is_taken_apart_and_left(tmp_path: Path, cli: Cli) -> No
     assert not (tmp_path / "state").exists(), "states saved in the block go aside"
     assert (tmp_path / "run/manifest.json").read_text() == "{}", "a run is never overwritten"
     found = report_of(cli, tmp_path / "run-2")
-    assert 0.02 <= found["step_s"] < 0.2
+    assert found["step_s"] >= 0.02
     assert found["split"]["prep"] is not None
 
 
 @pytest.mark.soak
 def test_a_profiled_script_with_a_callback_is_profiled_once(tmp_path: Path) -> None:
     script = (str(JOBS / "accelerate_job.py"), "--callback", "full", "--every", "30")
-    job = Profiled(tmp_path, "--max-time", "0.8", *script, out="outer").ended(0)
+    job = Profiled(tmp_path, "--max-time", "0.8s", *script, out="outer").ended(0)
     assert job.litter() == [], "no run of its own"
 
 
@@ -205,10 +198,10 @@ def test_a_failing_training_leaves_a_partial_run(tmp_path: Path, cli: Cli) -> No
         "            assert 'polars' not in sys.modules\n"
         "            raise RuntimeError('no more')\n"
     )
-    done = subprocess.run([sys.executable, "fails.py"], cwd=tmp_path, capture_output=True, text=True, timeout=30)
+    done = subprocess.run([sys.executable, "fails.py"], cwd=tmp_path, capture_output=True, text=True, timeout=250)
     assert done.returncode == 1
     assert "RuntimeError: no more" in done.stderr
-    shown = json.loads(cli("show", "--json", "run").stdout)
+    shown = json.loads(cli("report", "--detail", "--json", "run").stdout)
     assert shown["state"] == "partial"
     assert "RuntimeError" in shown["partial_reason"]
     assert shown["counts"]["steps"] > 20
@@ -216,6 +209,6 @@ def test_a_failing_training_leaves_a_partial_run(tmp_path: Path, cli: Cli) -> No
 
 def test_importing_the_callbacks_names_what_is_missing() -> None:
     code = "import sys; sys.modules['transformers'] = None; import stallwise; stallwise.TrainerCallback"
-    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, timeout=30)
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, timeout=250)
     assert "MissingFeatureError" in done.stderr
     assert "stallwise[frameworks]" in done.stderr

@@ -1,5 +1,6 @@
 """A real profile and a real browser, shared by the tests that look at pages and timelines."""
 
+import importlib.util
 import shutil
 from collections.abc import Iterator
 from pathlib import Path
@@ -27,6 +28,10 @@ FLAGS = [
 ]
 
 
+PATIENCE_MS = 150_000
+"""For anything that Chromium does: half a minute, as Playwright has it, is not enough where six workers start."""
+
+
 def pictures() -> Path:
     """Where screenshots are left for people to look at."""
     folder = ROOT / "build" / "pictures"
@@ -37,10 +42,11 @@ def pictures() -> Path:
 @pytest.fixture(scope="session")
 def profiled(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """The run of a small job with two processes, really profiled."""
-    pytest.importorskip("torch")
+    if importlib.util.find_spec("torch") is None:
+        lacks("torch")
     folder = tmp_path_factory.mktemp("profiled")
-    job = Profiled(folder, "--nproc-per-node", "2", "--max-time", "3", TRAIN, "--workers", "1")
-    return job.ended(0, patience_s=60).run
+    job = Profiled(folder, "--nproc-per-node", "2", "--max-time", "3s", TRAIN, "--workers", "1")
+    return job.ended(0).run
 
 
 @pytest.fixture(scope="module")
@@ -53,6 +59,6 @@ def browser() -> "Iterator[Browser]":
     except ImportError:
         lacks("playwright (pip install playwright)")
     with sync_playwright() as playwright:
-        launched = playwright.chromium.launch(executable_path=shutil.which("chromium"), args=FLAGS)
+        launched = playwright.chromium.launch(executable_path=shutil.which("chromium"), args=FLAGS, timeout=PATIENCE_MS)
         yield launched
         launched.close()

@@ -4,10 +4,11 @@ import math
 from dataclasses import replace
 from pathlib import Path
 
-from stallwise.model.stalls import Share
-from stallwise.record.profile import Happening, LayerTime, Profile, Rate, Rates
-from stallwise.record.split import Skew, Split
-from stallwise.record.verdict import Verdict
+from stallwise.analysis.bottleneck import Bottleneck
+from stallwise.analysis.observed import ObservedCause
+from stallwise.analysis.profile import GradientNoise, LayerTime, OverheadEvent, Profile, Rate, Rates
+from stallwise.analysis.split import Skew, Split
+from stallwise.model.statistics.stalls import Share
 from stallwise.run.manifest import ModelRecord, NodeRecord, WorldRecord
 
 CPU_NODE = NodeRecord(node=0, cpu_model="AMD EPYC", cores=2, memory_bytes=25 * 2**30)
@@ -46,7 +47,7 @@ PLAIN = Profile(
     tokens_per_s=None,
     split=Split(compute=Share(0.050, 0.049, 0.052)),
     rates=NO_RATES,
-    verdict=Verdict(binds="compute", sentence="The step is compute.", next_step="Make compute cheaper."),
+    verdict=Bottleneck(binds="compute", sentence="The step is compute.", next_step="Make compute cheaper."),
     skew=None,
     cold_step_s=None,
     mfu=None,
@@ -77,7 +78,7 @@ DDP = replace(
         F=Rate(samples_per_s=52181.3, low=46255.5, high=58831.8),
         C=None,
     ),
-    verdict=Verdict(
+    verdict=Bottleneck(
         binds="prep",
         sentence="Preparing batches holds the step up for 12% of its time.",
         next_step="Set num_workers=2 in the DataLoader (now 1).",
@@ -88,9 +89,9 @@ DDP = replace(
     cold_step_s=0.127,
     peak_memory_bytes=483713024,
     happenings=(
-        Happening(kind="checkpoint", count=5, mean_s=0.0032),
-        Happening(kind="first_batch", count=12, mean_s=0.0177),
-        Happening(kind="worker_startup", count=12, mean_s=0.0077),
+        OverheadEvent(kind="checkpoint", count=5, mean_s=0.0032),
+        OverheadEvent(kind="first_batch", count=12, mean_s=0.0177),
+        OverheadEvent(kind="worker_startup", count=12, mean_s=0.0077),
     ),
     notes=("The profile ended because the time budget was spent.",),
 )
@@ -110,7 +111,8 @@ FULL = replace(
     samples_per_s=5120.0,
     tokens_per_s=1_310_720.0,
     split=Split(
-        compute=Share(0.200, 0.195, 0.205),
+        compute=Share(0.160, 0.155, 0.165),
+        host=Share(0.040, 0.038, 0.043, observed=True),
         copy=Share(0.010, 0.008, 0.012),
         interconnect=Share(0.020, 0.015, 0.025),
         network=Share(0.100, 0.090, 0.110),
@@ -124,7 +126,11 @@ FULL = replace(
         F=Rate(samples_per_s=5300.0, low=5000.0, high=5600.0),
         C=Rate(samples_per_s=90000.0, low=80000.0, high=math.inf),
     ),
-    verdict=Verdict(
+    observed=(
+        ObservedCause(cause="launch", part="host", s=0.031, calls=2400.0, where=None),
+        ObservedCause(cause="synchronise", part="host", s=0.009, calls=1.0, where="pretrain.py:88 main"),
+    ),
+    verdict=Bottleneck(
         binds="network",
         sentence="Machines wait for the exchange of gradients.",
         next_step="Exchange less often.",
@@ -134,6 +140,7 @@ FULL = replace(
     skew=Skew(rank=11, s=0.004),
     cold_step_s=0.500,
     mfu=0.41,
+    noise=GradientNoise(samples=1800.0, low=1500.0, high=2200.0, batch=256.0),
     model=MODEL,
     layers=(
         LayerTime(name="lm_head", kind="Linear", forward_s=0.012, backward_s=0.024),
@@ -141,7 +148,7 @@ FULL = replace(
         LayerTime(name="wpe", kind="Embedding", forward_s=0.0001, backward_s=None),
     ),
     peak_memory_bytes=70 * 2**30,
-    happenings=(*DDP.happenings, Happening(kind="validation", count=1, mean_s=12.5)),
+    happenings=(*DDP.happenings, OverheadEvent(kind="validation", count=1, mean_s=12.5)),
 )
 """Two nodes of eight GPUs, everything measured."""
 

@@ -5,7 +5,7 @@ from pathlib import Path
 
 from stallwise.run import BatchRow, EventRow, JobRecord, PhaseRecord, RankWriter, StepRow, WorldRecord, join, start_run
 from stallwise.run.manifest import Manifest, ModelRecord, new_manifest
-from stallwise.run.schema import CollectiveRow, GradientRow, LayerRow, SpanRow
+from stallwise.run.schema import CollectiveRow, GradientRow, LayerRow, ObservedRow, SpanRow
 from tests.run.made import NODE
 
 STEP_S = 0.1
@@ -48,6 +48,7 @@ def _write(folder: Path, rank: int, began_s: float, blocks: int) -> None:
         for span in _spans(rank, zero_s):
             writer.append("spans", span)
         writer.append("collectives", CollectiveRow(rank, 2, "all_reduce", 3, 4096, 0.002))
+        writer.append("observed", ObservedRow(rank, 0, 4, "compute", 0.28))
         for layer in layers(rank):
             writer.append("layers", layer)
         for gradient in gradients(rank):

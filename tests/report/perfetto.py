@@ -18,6 +18,7 @@ from tests.conftest import lacks
 if TYPE_CHECKING:
     from playwright.sync_api import Browser, Page, Route
 
+_PATIENCE_MS = 150_000
 _QUERY = """async (sql) => {
   const result = await app.trace.engine.query(sql), rows = [];
   for (const it = result.iter({}); it.valid(); it.next())
@@ -41,9 +42,7 @@ class Perfetto:
         self._page.evaluate(
             "() => { window.before = app.trace; app.openTraceFromFile(document.getElementById('chosen').files[0]); }"
         )
-        self._page.wait_for_function(
-            "app.trace && app.trace !== window.before && !app.isLoadingTrace", timeout=30_000, polling=100
-        )
+        self._page.wait_for_function("app.trace && app.trace !== window.before && !app.isLoadingTrace", polling=100)
 
     def query(self, sql: str) -> list[dict[str, Any]]:
         """What the trace processor answers."""
@@ -63,9 +62,10 @@ def running(browser: "Browser") -> Iterator[Perfetto]:
     """Perfetto, with nothing loaded."""
     with _served() as address:
         page = browser.new_page(viewport={"width": 1400, "height": 900})
+        page.set_default_timeout(_PATIENCE_MS)
         page.route("**/*", functools.partial(_only_from, address))
         page.goto(f"{address}/index.html")
-        page.wait_for_function("typeof app !== 'undefined'", timeout=30_000)
+        page.wait_for_function("typeof app !== 'undefined'")
         page.evaluate(
             "document.body.append(Object.assign(document.createElement('input'), {type: 'file', id: 'chosen'}))"
         )

@@ -6,12 +6,11 @@ from typing import TYPE_CHECKING, Any, Literal
 
 import pytest
 
-from stallwise.record.detail import detail_of
-from stallwise.record.profile import profile_of
-from stallwise.report.html import page
+from stallwise.analysis.analysis import open_run
+from stallwise.report.views.profile_page import page
 from stallwise.run import Run
 from tests.conftest import Cli
-from tests.report.conftest import pictures
+from tests.report.conftest import PATIENCE_MS, pictures
 from tests.report.made import FULL, PARTIAL, PLAIN
 from tests.report.made_runs import make_full_run
 
@@ -60,8 +59,8 @@ def made(profiled: Path, tmp_path_factory: pytest.TempPathFactory) -> dict[str, 
     make_full_run(folder / "run")
     run = Run.open(profiled)
     texts = {
-        "real": page(profile_of(run), detail_of(run)),
-        "full": page(FULL, detail_of(Run.open(folder / "run"))),
+        "real": page(open_run(run).profile, open_run(run).detail),
+        "full": page(FULL, open_run(folder / "run").detail),
         "partial": page(PARTIAL),
         "plain": page(PLAIN),
     }
@@ -76,6 +75,7 @@ class Opened:
     def __init__(self, browser: "Browser", path: Path, scheme: Scheme, width: int = 1000) -> None:
         self.context = browser.new_context(color_scheme=scheme, viewport={"width": width, "height": 800}, offline=True)
         self.page: Page = self.context.new_page()
+        self.page.set_default_timeout(PATIENCE_MS)
         self.said: list[str] = []
         self.asked: list[str] = []
         self.page.on("console", lambda message: self.said.append(message.text))

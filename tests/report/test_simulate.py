@@ -8,19 +8,27 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from stallwise.cluster.comparison import Comparison, compared, verdict
+from stallwise.cluster._outcome import ClusterSeries, Outcome
 from stallwise.cluster.job import Job
-from stallwise.cluster.outcome import Outcome, Series
-from stallwise.cluster.sweep import Case, Place, Run, Sweep, summarise, timeline
+from stallwise.cluster.policies.catalog import POLICIES
+from stallwise.cluster.sweep.cases import Case, NamedCluster, SimulationResult, Sweep, summarise, timeline
+from stallwise.cluster.sweep.compare import SimulationComparison, compare_policies, verdict
 from stallwise.cluster.topology import Cluster
 from stallwise.cluster.traces.rows import Trace
+from stallwise.report import terminal
+from stallwise.report.format import show_seconds
+from stallwise.report.html import write_html
 from stallwise.report.json import to_json
-from stallwise.report.simulate import COLUMNS, draw, show_many, show_time, spark
-from stallwise.report.simulate_html import page, write_page
-from stallwise.report.simulate_jobs import write_jobs
-from stallwise.report.simulate_json import document
-from stallwise.report.terminal import console
-from tests.report.test_html import _Reader
+from stallwise.report.views.simulate import (
+    COLUMNS,
+    document,
+    draw,
+    page,
+    show_many,
+    spark,
+    write_jobs,
+)
+from tests.report.page_reader import PageReader
 
 JOBS = tuple(Job(id=f"j{i}", arrival_s=10.0 * i, gpus=2, work_s=100.0) for i in range(4))
 
@@ -46,7 +54,7 @@ def outcome(policy: str, waits: tuple[float, ...], jobs: tuple[Job, ...] = JOBS)
         preemptions=np.zeros(len(jobs), dtype=np.int64),
         migrations=np.zeros(len(jobs), dtype=np.int64),
         widest=np.zeros(len(jobs), dtype=np.int64),
-        series=Series(
+        series=ClusterSeries(
             time_s=times,
             busy_gpus=2 * running,
             running_jobs=running,
@@ -62,24 +70,24 @@ def comparison(
     loads: tuple[float, ...] = (1.0,),
     seeds: tuple[int, ...] = (0,),
     policies: tuple[str, ...] = ("fifo", "srtf", "las"),
-) -> Comparison:
+) -> SimulationComparison:
     """fifo waits 40 s, srtf 10 s, las 20 s, and a little more with every seed and load."""
     waits = {"fifo": 40.0, "srtf": 10.0, "las": 20.0}
-    place = Place(name="machines=1,gpus=8", cluster=Cluster.counts(gpus=8))
-    sweep = Sweep(jobs=JOBS, places=(place,), policies=policies, loads=loads, seeds=seeds)
-    runs: list[Run] = []
+    place = NamedCluster(name="machines=1,gpus=8", cluster=Cluster.counts(gpus=8))
+    sweep = Sweep(jobs=JOBS, clusters=(place,), policies=policies, loads=loads, seeds=seeds)
+    runs: list[SimulationResult] = []
     for case in sweep.cases():
         wait_s = waits.get(case.policy, 30.0) * case.load + case.seed
         runs.append(summarise(case, outcome(case.policy, (wait_s,) * 4), 0.1, keep=True))
     trace = Trace(source="made.csv", format="plain", jobs=JOBS, notes=("A note & more.",))
-    return compared(trace, sweep, runs)
+    return compare_policies(trace, sweep, runs)
 
 
-def drawn(found: Comparison) -> str:
+def drawn(found: SimulationComparison) -> str:
     """As a terminal of 100 columns has it."""
-    screen = console()
+    screen = terminal.console()
     with screen.capture() as text:
-        screen.print(draw(found))
+        screen.print(terminal.draw(draw(found)))
     return text.get()
 
 
@@ -89,7 +97,7 @@ def test_the_table_has_every_policy_side_by_side() -> None:
         assert expected in text
     assert max(map(len, text.splitlines())) <= 100
     assert "* reads durations" in text
-    assert "las has the least mean completion time, 14.3% under fifo" in text, "srtf reads durations and does not count"
+    assert "las has the least mean completion time, 14 % below fifo" in text, "srtf reads durations and does not count"
 
 
 def test_means_are_those_of_the_outcomes() -> None:
@@ -109,9 +117,9 @@ def test_means_are_those_of_the_outcomes() -> None:
 def test_a_lead_is_one_only_where_seeds_agree() -> None:
     """On the same arrivals: las is 20 s quicker than fifo with every seed; with seeds that disagree nobody leads."""
     (setting,) = comparison(seeds=(0, 1, 2), policies=("fifo", "las")).settings
-    assert verdict(setting).startswith("las has the least mean completion time, 14.2% under fifo")
+    assert verdict(setting).startswith("las has the least mean completion time, 14 % below fifo")
     fifo, las = setting.standings
-    torn = replace(las, runs=(las.runs[0], fifo.runs[1], fifo.runs[2]))
+    torn = replace(las, results=(las.results[0], fifo.results[1], fifo.results[2]))
     assert "3 seeds do not tell the two apart" in verdict(replace(setting, standings=(fifo, torn)))
 
 
@@ -129,10 +137,10 @@ def test_json_rows() -> None:
 
 def test_a_batch_has_no_demand_and_json_no_infinity() -> None:
     jobs = tuple(replace(job, arrival_s=0.0) for job in JOBS)
-    place = Place(name="c", cluster=Cluster.counts(gpus=8))
-    sweep = Sweep(jobs=jobs, places=(place,), policies=("fifo",))
+    place = NamedCluster(name="c", cluster=Cluster.counts(gpus=8))
+    sweep = Sweep(jobs=jobs, clusters=(place,), policies=("fifo",))
     run = summarise(Case(policy="fifo"), outcome("fifo", (1.0, 2.0, 3.0, 4.0), jobs), 0.0)
-    found = compared(Trace(source="b.csv", format="plain", jobs=jobs), sweep, [run])
+    found = compare_policies(Trace(source="b.csv", format="plain", jobs=jobs), sweep, [run])
     assert json.loads(to_json(document(found)))["settings"][0]["demand"] is None
     assert "All jobs come at once" in drawn(found)
     assert verdict(found.settings[0]) == "", "one policy alone is no contest"
@@ -141,7 +149,7 @@ def test_a_batch_has_no_demand_and_json_no_infinity() -> None:
 def test_the_page_is_whole_and_can_be_read_aloud(tmp_path: Path) -> None:
     found = comparison(loads=(1.0, 2.0), seeds=(0, 1))
     text = page(found)
-    read = _Reader(text)
+    read = PageReader(text)
     assert not re.search(r"https?://|@import|url\(", text)
     assert {tag for tag, _ in read.tags}.isdisjoint({"script", "img", "iframe", "object"})
     assert not re.search(r"\b(None|nan|inf)\b", read.text)
@@ -154,7 +162,7 @@ def test_the_page_is_whole_and_can_be_read_aloud(tmp_path: Path) -> None:
     assert len(pictures) == 2 * 4 + 1, "two loads with four pictures each, and one of completion time against load"
     assert all(set(picture["aria-labelledby"].split()) <= set(ids) for picture in pictures)
     assert "A note &amp; more." in text
-    assert write_page(found, tmp_path / "page.html").read_text() == text
+    assert write_html(page(found), tmp_path / "page.html").read_text() == text
 
 
 def test_lines_stay_in_their_frame() -> None:
@@ -166,7 +174,7 @@ def test_lines_stay_in_their_frame() -> None:
 
 
 def test_many_policies_differ_in_dashes() -> None:
-    names = tuple(f"p{i}" for i in range(10))
+    names = tuple(POLICIES)[:10]
     text = page(comparison(policies=names))
     looks = re.findall(r'<polyline (class="line c\d+"(?: stroke-dasharray="[^"]*")?) points', text)
     assert len(set(looks)) == 10
@@ -184,7 +192,7 @@ def test_spark() -> None:
     assert spark([], 1) == ""
     assert spark([0.0] * 100, 4) == ""
     assert set(spark([4.0] * 100, 4)) == {"█"}
-    assert spark([0.01] * 34, 4) == "▁" * 34, "never so little that it is not there"
+    assert spark([0.01] * 24, 4) == "▁" * 24, "never so little that it is not there"
 
 
 def test_jobs_as_csv(tmp_path: Path) -> None:
@@ -207,6 +215,6 @@ def test_every_column_is_a_figure() -> None:
 
 
 def test_times_and_counts_stay_short() -> None:
-    shown = [show_time(value) for value in (0.0, 41.2, 484.0, 138_132.0, 1_612_800.0, 127_765_620.0)]
-    assert shown == ["0 s", "41.2 s", "8.07 min", "38.4 h", "18.7 d", "1,479 d"]
+    shown = [show_seconds(value) for value in (0.0, 41.2, 484.0, 138_132.0, 1_612_800.0, 127_765_620.0)]
+    assert shown == ["0 s", "41.2 s", "8.07 min", "38.4 h", "18.7 d", "1,480 d"]
     assert [show_many(value) for value in (0, 9369, 204_200)] == ["0", "9,369", "204k"]

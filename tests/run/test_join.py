@@ -17,9 +17,21 @@ def _bytes(folder: Path) -> dict[str, bytes]:
 def test_joining_again_changes_nothing(tmp_path: Path) -> None:
     first = make_run(tmp_path, [0.1, 0.2], ranks=2)
     files = _bytes(tmp_path)
-    assert set(files) == {"manifest.json", *(f"{name}.parquet" for name in TABLES)}
+    assert set(files) == {"manifest.json", *(f"{name}.npz" for name in TABLES)}
     assert join(tmp_path, exit_code=9, reason="late") == first
     assert _bytes(tmp_path) == files
+
+
+def test_the_samples_of_an_epoch_are_those_that_any_rank_knows(tmp_path: Path) -> None:
+    begin(tmp_path / "a", ranks=2)
+    shutil.copytree(tmp_path / "a", tmp_path / "b")
+    write_rank(tmp_path / "a", 0, [0.1])
+    with RankWriter.open(tmp_path / "b", 1) as writer:
+        writer.epoch(50_000)
+    assert join(tmp_path / "b").counts.epoch_samples == 50_000
+    assert join(tmp_path / "a").counts.epoch_samples is None
+    assert join(tmp_path / "a", others=[tmp_path / "b"]).counts.epoch_samples == 50_000
+    assert join(tmp_path / "a").counts.epoch_samples == 50_000
 
 
 def test_a_missing_rank_is_named(tmp_path: Path) -> None:
@@ -30,7 +42,7 @@ def test_a_missing_rank_is_named(tmp_path: Path) -> None:
     assert manifest.state == "partial"
     assert manifest.partial_reason == "Rank 1 of 3 left no record."
     assert (manifest.counts.ranks_seen, manifest.counts.ranks_expected) == (2, 3)
-    assert Run.open(tmp_path).table("steps")["rank"].unique(maintain_order=True).to_list() == [0, 2]
+    assert Run.open(tmp_path).table("steps")["rank"].unique() == [0, 2]
 
 
 def test_a_number_of_ranks_that_no_memory_holds(tmp_path: Path) -> None:
@@ -114,8 +126,8 @@ def test_a_part_that_lacks_a_nullable_column_is_filled(tmp_path: Path) -> None:
         row[at] = "red"
     part.write_text(json.dumps(document))
     steps = Run.open(tmp_path).table("steps")
-    assert steps["samples"].null_count() == 8
-    assert steps["colour"].drop_nulls().to_list() == ["red"] * 8
+    assert steps["samples"].null_count == 8
+    assert steps["colour"].valid.tolist() == ["red"] * 8
 
 
 def test_a_table_of_a_newer_writer_survives_joining(tmp_path: Path) -> None:
@@ -124,7 +136,7 @@ def test_a_table_of_a_newer_writer_survives_joining(tmp_path: Path) -> None:
     part = tmp_path / "parts" / "rank-00000" / "links-00000.json"
     part.write_text('{"columns": ["rank", "link"], "rows": [[0, "nvlink"]]}')
     for _ in range(2):
-        assert Run.open(tmp_path).table("links").rows() == [(0, "nvlink")]
+        assert list(Run.open(tmp_path).table("links").rows()) == [(0, "nvlink")]
         assert join(tmp_path).tables["links"] == 1
 
 
@@ -136,15 +148,44 @@ def test_a_part_of_another_shape_is_left_out(tmp_path: Path, text: str) -> None:
     write_rank(tmp_path, 0, [0.1])
     (tmp_path / "parts" / "rank-00000" / "steps-00007.json").write_text(text)
     read = Run.open(tmp_path).read("steps")
-    assert read.frame.height == 5
+    assert read.table.height == 5
     assert len(read.damage) == 1
 
 
 def test_a_torn_joined_table_is_an_error(tmp_path: Path) -> None:
     make_run(tmp_path, [0.1])
-    (tmp_path / "steps.parquet").write_bytes(b"PAR1 garbage")
-    with pytest.raises(RunError, match=r"steps\.parquet is cut off or damaged"):
+    (tmp_path / "steps.npz").write_bytes(b"PK garbage")
+    with pytest.raises(RunError, match=r"steps\.npz is cut off or damaged"):
         Run.open(tmp_path).table("steps")
+
+
+def test_a_column_that_no_file_can_name_is_left_out_with_its_part(tmp_path: Path) -> None:
+    begin(tmp_path)
+    write_rank(tmp_path, 0, [0.1])
+    for number, name in enumerate(("file", "a.null", "../x", "")):
+        part = tmp_path / "parts" / "rank-00000" / f"links-0000{number}.json"
+        part.write_text(json.dumps({"columns": ["rank", name], "rows": [[0, 1]]}))
+    assert len(Run.open(tmp_path).manifest.ranks) == 1
+    with pytest.raises(RunError, match="no table 'links'"):
+        Run.open(tmp_path).table("links")
+
+
+def test_pieces_that_do_not_go_together_are_a_sentence(tmp_path: Path) -> None:
+    begin(tmp_path)
+    write_rank(tmp_path, 0, [0.1])
+    for number, value in enumerate((1, "one")):
+        part = tmp_path / "parts" / "rank-00000" / f"links-0000{number}.json"
+        part.write_text(json.dumps({"columns": ["rank", "link"], "rows": [[0, value]]}))
+    with pytest.raises(RunError, match="do not go together"):
+        Run.open(tmp_path).table("links")
+
+
+def test_a_table_is_read_once(tmp_path: Path) -> None:
+    make_run(tmp_path, [0.1])
+    run = Run.open(tmp_path)
+    steps = run.table("steps")
+    (tmp_path / "steps.npz").unlink()
+    assert run.table("steps") is steps
 
 
 def test_an_unreadable_rank_report_does_not_lose_the_rows(tmp_path: Path) -> None:

@@ -6,8 +6,7 @@ import pytest
 
 from stallwise.errors import RunError, RunVersionError
 from stallwise.run import Run
-from stallwise.run.manifest import MANIFEST_NAME, read_manifest
-from stallwise.run.migrate import migrate
+from stallwise.run.manifest import MANIFEST_NAME, is_secret, migrate, read_manifest, redact, redact_environment
 from tests.run.made import begin
 
 
@@ -30,7 +29,7 @@ def test_every_truncation_is_a_sentence(tmp_path: Path) -> None:
 def test_newer_version_asks_for_an_upgrade(tmp_path: Path) -> None:
     begin(tmp_path)
     _edit(tmp_path, schema_version=3)
-    with pytest.raises(RunVersionError, match=r"record version 3; this one reads up to 1\. Upgrade"):
+    with pytest.raises(RunVersionError, match=r"record version 3; this one reads up to 2\. Upgrade"):
         Run.open(tmp_path)
 
 
@@ -92,3 +91,65 @@ def test_migration_runs_each_step_once_in_order() -> None:
 def _edit(folder: Path, **changes: object) -> None:
     path = folder / MANIFEST_NAME
     path.write_text(json.dumps(json.loads(path.read_text()) | changes))
+
+
+@pytest.mark.parametrize(
+    ("given", "kept"),
+    [
+        (["--api-key", "abc123", "--lr", "0.1"], ("--api-key", "***", "--lr", "0.1")),
+        (["--api_key=abc123"], ("--api_key=***",)),
+        (["--wandbApiKey=abc"], ("--wandbApiKey=***",)),
+        (["logger.wandb.token=abc"], ("logger.wandb.token=***",)),
+        (["HF_TOKEN=abc"], ("HF_TOKEN=***",)),
+        (["--password", "-dash-first"], ("--password", "***")),
+        (["--use-auth-token", "--lr", "1"], ("--use-auth-token", "--lr", "1")),
+        (["--data", "s3://user:pw@host/x"], ("--data", "s3://***@host/x")),
+        (["--data=https://me:pw@host/x?a=1&token=zz"], ("--data=https://***@host/x?a=1&token=***",)),
+        (["https://h/x?X-Amz-Signature=ff&b=2"], ("https://h/x?X-Amz-Signature=***&b=2",)),
+        (["hf_abcdefghijklmnopqrstuvwx"], ("***",)),
+        (["--header", "Authorization: Bearer abc.def"], ("--header", "Authorization: ***")),
+        (["https://a.net/c?sv=2020&sig=AbC%2Fd"], ("https://a.net/c?sv=2020&sig=***",)),
+        (["--env=HF_TOKEN=x9", "--env", "HF_TOKEN=x9"], ("--env=HF_TOKEN=***", "--env", "HF_TOKEN=***")),
+        (['{"api_key": "x9", "lr": 0.1}'], ('{"api_key": "***", "lr": 0.1}',)),
+        (["{'db': {'password': 'x9'}}"], ("{'db': {'password': '***'}}",)),
+        (["X-Api-Key: x9", "Authorization: Token x9 y"], ("X-Api-Key: ***", "Authorization: ***")),
+        (["k=1,hub.token=x9,lr=2", "--cfg=password=a,b,lr=1"], ("k=1,hub.token=***,lr=2", "--cfg=password=***,lr=1")),
+        (["postgres://u:p@s/s@host/db", "s3://b/a@v2"], ("postgres://***@host/db", "s3://b/a@v2")),
+        (["AccountName=a;AccountKey=x9==;End=b"], ("AccountName=a;AccountKey=***;End=b",)),
+        (["a1B2c3D4e5F6g7H8i9J0k1L2", "0123456789abcdef" * 2], ("***", "***")),
+        (["lr=0.1,steps=10", "a:b", "very_long_name_of_a_run"], ("lr=0.1,steps=10", "a:b", "very_long_name_of_a_run")),
+        (["--tokenizer", "gpt2", "--max-tokens", "1024"], ("--tokenizer", "gpt2", "--max-tokens", "1024")),
+        (["--epochs", "3", "data/train"], ("--epochs", "3", "data/train")),
+    ],
+)
+def test_arguments_keep_everything_but_secrets(given: list[str], kept: tuple[str, ...]) -> None:
+    assert redact(given) == kept
+
+
+@pytest.mark.parametrize(
+    "name", ["HF_TOKEN", "AWS_SECRET_ACCESS_KEY", "apiKey", "db.password", "MYTOKEN2", "PGPASSWORD"]
+)
+def test_secret_names(name: str) -> None:
+    assert is_secret(name)
+
+
+@pytest.mark.parametrize("name", ["tokenizer", "max_tokens", "batch_size", "bypass", "path", "author"])
+def test_everyday_names(name: str) -> None:
+    assert not is_secret(name)
+
+
+def test_environment_is_an_allowlist_with_masks() -> None:
+    environment = {
+        "OMP_NUM_THREADS": "4",
+        "NCCL_DEBUG": "INFO",
+        "TORCH_HUB_TOKEN": "abc",
+        "HF_TOKEN": "abc",
+        "MASTER_ADDR": "node17.example.org",
+        "HOME": "/home/someone",
+    }
+    assert redact_environment(environment) == {
+        "NCCL_DEBUG": "INFO",
+        "OMP_NUM_THREADS": "4",
+        "TORCH_HUB_TOKEN": "***",
+    }
+    assert redact_environment({"HF_TOKEN": "abc"}, recorded=["HF_"]) == {"HF_TOKEN": "***"}

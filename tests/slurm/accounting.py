@@ -15,7 +15,7 @@ from tests.slurm.cluster import Cluster, free_port, require_slurm, slurm
 from tests.system import require_packages
 
 PACKAGES = ("mariadb-server-core", "slurmdbd", "slurm-wlm-mysql-plugin")
-_START_S = 60.0
+_START_S = 120.0
 
 
 @dataclass(frozen=True)
@@ -78,6 +78,7 @@ def _mariadb(accounts: Accounts) -> Iterator[subprocess.Popen[bytes]]:
         ["mariadb-install-db", "--no-defaults", f"--datadir={data}", "--user=root", "--skip-test-db"],
         capture_output=True,
         text=True,
+        timeout=250,
     )
     assert made.returncode == 0, made.stdout + made.stderr
     first = accounts.folder / "first.sql"

@@ -30,11 +30,3 @@ def site(two_racks: Cluster, tmp_path: Path) -> Iterator[Site]:
     made = Site(two_racks, tmp_path)
     yield made
     made.quiet()
-
-
-def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
-    """A Slurm of eight nodes wants both cores."""
-    here = Path(__file__).parent
-    for item in items:
-        if here in item.path.parents and "two_racks" in getattr(item, "fixturenames", ()):
-            item.add_marker(pytest.mark.alone)

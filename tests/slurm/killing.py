@@ -11,17 +11,21 @@ import random
 import signal
 import sys
 import time
+from collections.abc import Callable
 from pathlib import Path
+
+PATIENCE_S = 60.0
+"""There are more jobs than starts that are waited for, so that only a stuck controller takes so long."""
 
 
 def load() -> None:
     """Everything a controller needs, so that the forked ones begin at once, and no later one has to compile."""
     from stallwise.cluster.job import Job
-    from stallwise.cluster.policies import policy_named
-    from stallwise.cluster.resume import Standing, resumed
+    from stallwise.cluster.live import JobStanding, resumed
+    from stallwise.cluster.policies.catalog import policy_named
     from stallwise.cluster.topology import Cluster
 
-    waiting = Standing(job=Job(id="1", arrival_s=0.0, gpus=1, work_s=1.0), asked_s=0.0)
+    waiting = JobStanding(job=Job(id="1", arrival_s=0.0, gpus=1, work_s=1.0), waiting_since_s=0.0)
     for name in ("patient", "dally-no-wait", "fifo-skip", "las"):
         resumed(Cluster.counts(gpus=4, machines=4, racks=2), policy_named(name), [waiting]).decide(1.0)
 
@@ -46,18 +50,32 @@ def looks(log: Path) -> int:
     return log.read_text().count('"begin"') if log.exists() else 0
 
 
+def starts(log: Path) -> int:
+    """How many jobs have been started."""
+    return log.read_text().count('"what":"start"') if log.exists() else 0
+
+
+def wait_until(ready: Callable[[], bool], seconds: float) -> None:
+    """Or for as long; a controller that has nothing to do is killed, too."""
+    until = time.monotonic() + seconds
+    while not ready() and time.monotonic() < until:
+        time.sleep(0.01)
+
+
 def main(kills: int, seed: int, file: Path, arguments: list[str]) -> int:
     load()
     draw = random.Random(seed)
     log = Path(arguments[arguments.index("--log") + 1])
     for number in range(kills):
-        begun = looks(log)
+        begun, started = looks(log), starts(log)
         pid = fork(arguments)
-        # Every fourth may be killed before it has done anything; the others are met at work.
-        until = time.monotonic() + 20
-        while number % 4 and looks(log) == begun and time.monotonic() < until:
-            time.sleep(0.01)
-        time.sleep(draw.uniform(0.0, 0.5))
+        # Every fourth may be killed before it has done anything; the others are met at work: so many starts later, and
+        # not so many seconds later, which on a busy machine would be before the first of them.
+        if number % 4:
+            wait_until(lambda begun=begun: looks(log) > begun, PATIENCE_S)  # type: ignore[misc]
+            more = started + draw.randrange(3)
+            wait_until(lambda more=more: starts(log) >= more, PATIENCE_S)  # type: ignore[misc]
+        time.sleep(draw.uniform(0.0, 0.3))
         os.kill(pid, signal.SIGKILL)
         _, status = os.waitpid(pid, 0)
         assert os.WIFSIGNALED(status), f"it had ended by itself: {status}"

@@ -14,7 +14,7 @@ from tests.slurm.killing import load
 def _rehearse(arguments: list[str]) -> None:
     """One refused call loads what the command line itself needs."""
     from stallwise.cli.main import run
-    from stallwise.slurm import journal, lock, metrics, reconcile, state  # noqa: F401
+    from stallwise.slurm import actions, controller, metrics, snapshot, state  # noqa: F401
 
     sys.argv = ["stallwise", *arguments, "--engine", "none"]
     with contextlib.suppress(SystemExit):

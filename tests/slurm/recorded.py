@@ -4,9 +4,8 @@ import json
 import random
 from collections.abc import Sequence
 
-from stallwise.slurm.commands import Slurm
+from stallwise.slurm.commands import Slurm, decode_jobs, decode_nodes
 from stallwise.slurm.facts import SlurmJob, SlurmNode
-from stallwise.slurm.wire import decode_jobs, decode_nodes
 
 GPUS, RACK = 8, 40
 

@@ -12,9 +12,9 @@ from pathlib import Path
 
 from stallwise.slurm.commands import Slurm
 from stallwise.slurm.facts import SlurmJob
-from tests.slurm import nursery
+from tests.slurm import forkserver
 from tests.slurm.cluster import Cluster
-from tests.slurm.nursery import Program
+from tests.slurm.forkserver import Program
 
 # Each execution leaves one line at its start and one at its end; $1 is how long it works. What a TERM leaves undone is
 # kept and taken up by the next execution, as a training job does with its checkpoint. Nothing but bash itself runs, and
@@ -30,6 +30,9 @@ trap 'now=$EPOCHREALTIME
 read -t $left -u 3
 echo "end $EPOCHREALTIME" >> $out
 """
+
+PATIENCE_S = 150.0
+"""For anything that happens at all; nothing is concluded from how long it took."""
 
 
 @dataclass
@@ -87,7 +90,7 @@ class Site:
         ask = [f"--gpus={gpus}", f"--nodes=1-{gpus}", f"--comment={comment}"]
         return self.sbatch(*ask, *options, seconds=seconds)
 
-    def run(self, *command: str, timeout: float = 60) -> subprocess.CompletedProcess[str]:
+    def run(self, *command: str, timeout: float = PATIENCE_S) -> subprocess.CompletedProcess[str]:
         return self.cluster.run(*command, cwd=self.folder, timeout=timeout)
 
     def program(self, *arguments: str) -> list[str]:
@@ -105,7 +108,7 @@ class Site:
         try:
             yield process
         finally:
-            code = process.stop(30)
+            code = process.stop(60)
         assert code == 0, process.said
         assert "Traceback" not in process.said
 
@@ -113,8 +116,8 @@ class Site:
         """A controller that has begun to look."""
         looked = self.lines("begin")
         arguments = self.schedule(policy, *options)[3:]
-        process = nursery.start(arguments, self.cluster.environment, self.folder / "controller.err")
-        self.wait(lambda: len(self.lines("begin")) > len(looked) or process.ended, "the controller", 60)
+        process = forkserver.start(arguments, self.cluster.environment, self.folder / "controller.err")
+        self.wait(lambda: len(self.lines("begin")) > len(looked) or process.ended, "the controller")
         assert not process.ended, process.said
         return process
 
@@ -155,7 +158,7 @@ class Site:
 
     def nodes(self, job: str, number: int = -1) -> list[str]:
         """Where an execution was."""
-        from stallwise.cluster.topology_readers import expand
+        from stallwise.cluster.topology import expand
 
         return expand(self.executions(job)[number].nodes)
 
@@ -183,12 +186,12 @@ class Site:
     def ended(self, *jobs: str) -> bool:
         return all(any(run.end_s for run in self.executions(job)) for job in jobs)
 
-    def wait(self, ready: Callable[[], bool], what: str, seconds: float = 60) -> None:
+    def wait(self, ready: Callable[[], bool], what: str, seconds: float = PATIENCE_S) -> None:
         """Until it is so; a failure shows the last decisions."""
         until = time.monotonic() + seconds
         while not ready():
             if time.monotonic() > until:
-                queue = self.run("squeue").stdout
+                queue = self.run("squeue").stdout + self.run("scontrol", "--oneliner", "show", "nodes").stdout
                 last = self.log.read_text()[-3000:] if self.log.exists() else ""
                 raise AssertionError(f"not within {seconds} s: {what}\n{queue}\n{last}")
             time.sleep(0.1)
@@ -200,5 +203,5 @@ class Site:
             self.run("scancel", f"--partition={partition}", "--signal=KILL", "--full")
         for node in self.cluster.nodes:  # one that is idle already says no, which matters to nobody
             self.run("scontrol", "update", f"nodename={node}", "state=resume")
-        self.wait(lambda: not self.run("squeue", "-h").stdout.strip(), "an empty queue", 40)
-        self.wait(lambda: set(self.cluster.states()) == {"idle"}, "idle nodes", 40)
+        self.wait(lambda: not self.run("squeue", "-h").stdout.strip(), "an empty queue")
+        self.wait(lambda: set(self.cluster.states()) == {"idle"}, "idle nodes")

@@ -11,12 +11,9 @@ from pathlib import Path
 
 import pytest
 
-from stallwise.slurm.commands import Slurm
-from stallwise.slurm.facts import SlurmError, SlurmJob, SlurmNode
-from stallwise.slurm.layout import layout_of
-from stallwise.slurm.mark import Mark, text_of
-from stallwise.slurm.room import Need
-from stallwise.slurm.wire import decode_jobs, decode_nodes
+from stallwise.slurm._placement import layout_of
+from stallwise.slurm.commands import Slurm, decode_jobs, decode_nodes
+from stallwise.slurm.facts import PinMark, ResourceNeed, SlurmError, SlurmJob, SlurmNode, mark_text
 
 
 def number(value: float) -> dict[str, object]:
@@ -85,7 +82,7 @@ def test_a_held_job() -> None:
     assert (job.key, job.state, job.held, job.reason, job.user) == ("333", "PENDING", True, "JobHeldUser", "ada")
     assert (job.gang, job.per_node, job.least_nodes, job.most_nodes, job.unit) == (16, 0, 1, 16, 1)
     assert (job.submit_s, job.start_s, job.limit_s, job.exit_code) == (1746693311.0, 0.0, None, 0)
-    assert job.need == Need(cpus=16, cpus_per_gpu=8, memory_mb=64000.0)
+    assert job.need == ResourceNeed(cpus=16, cpus_per_gpu=8, memory_mb=64000.0)
     assert not job.special
     assert job.markable
 
@@ -131,8 +128,8 @@ def test_tasks_of_an_array_heterogeneous_jobs_and_what_a_pin_left() -> None:
     task = PENDING | {"array_job_id": number(300), "array_task_id": number(7)}
     rest = PENDING | {"array_job_id": number(300), "array_task_string": "8-9"}
     part = PENDING | {"het_job_id": number(400)}
-    mark = Mark.of(1, 16, (), ("gpu005", "gpu006"))
-    pinned = PENDING | {"admin_comment": text_of(mark), "required_nodes": "gpu[005-006]"}
+    mark = PinMark.of(1, 16, (), ("gpu005", "gpu006"))
+    pinned = PENDING | {"admin_comment": mark_text(mark), "required_nodes": "gpu[005-006]"}
     noted = PENDING | {"admin_comment": "see ticket 12"}
     found = jobs(task, rest, part, pinned, noted)
     assert [job.key for job in found] == ["300_7", "300_8", "300_9", "333", "333", "333"]
@@ -158,7 +155,7 @@ def test_a_node() -> None:
     assert (node.cpus, node.idle_cpus, node.memory_mb, node.used_memory_mb) == (252, 212, 508000.0, 100000.0)
     assert node.features == {"a100", "ib"}
     assert node.partitions == ("gpu", "debug")
-    assert node.spare(counts_memory=True).memory_mb == 408000.0
+    assert node.free(counts_memory=True).memory_mb == 408000.0
     for states in (
         ["MIXED", "DRAIN"],
         ["IDLE", "NOT_RESPONDING"],
@@ -187,7 +184,7 @@ def test_nodes_come_from_scontrol_where_sinfo_gives_groups(tmp_path: Path, monke
     asked = (tmp_path / "calls").read_text().splitlines()
     assert asked == ["sinfo --json", *["scontrol show nodes --json"] * 2], "the wrong one is asked once"
     (tmp_path / "scontrol.json").write_text('{"nodes": [], "errors": [{"error": "no"}]}')
-    with pytest.raises(SlurmError, match="scontrol show nodes --json answered with errors"):
+    with pytest.raises(SlurmError, match="scontrol show nodes answered with errors"):
         slurm.nodes()
 
 

@@ -42,6 +42,7 @@ def as_user(cluster: Cluster, user: str, *command: str) -> subprocess.CompletedP
         cwd="/",
         capture_output=True,
         text=True,
+        timeout=250,
     )
 
 
@@ -60,10 +61,10 @@ def test_an_operator_is_enough_and_cannot_do_more(cluster: Cluster, tmp_path: Pa
     command = [sys.executable, "-m", "tests.slurm.operating", OPERATOR, *site.schedule("dally-no-wait:lease=2")[3:]]
     process = subprocess.Popen(command, cwd=ROOT, env=cluster.environment, stderr=subprocess.PIPE, text=True)
     try:
-        site.wait(lambda: site.ended(first, second) or process.poll() is not None, "both jobs of another user", 90)
+        site.wait(lambda: site.ended(first, second) or process.poll() is not None, "both jobs of another user", 150)
     finally:
         process.send_signal(signal.SIGTERM)
-        said = process.communicate(timeout=30)[1]
+        said = process.communicate(timeout=250)[1]
     assert process.returncode == 0, said
     assert len(site.executions(first)) == 2, "stopped at its lease's end and started again"
     assert len(site.executions(second)) == 1

@@ -41,6 +41,6 @@ def test_systemd_takes_the_unit(tmp_path: Path) -> None:
         lacks("systemd-analyze")
     unit = tmp_path / "stallwise-schedule.service"
     unit.write_text(UNIT.replace("/opt/stallwise/bin/stallwise", "/bin/true"))
-    done = subprocess.run(["systemd-analyze", "verify", str(unit)], capture_output=True, text=True)
+    done = subprocess.run(["systemd-analyze", "verify", str(unit)], capture_output=True, text=True, timeout=250)
     assert done.returncode == 0, done.stderr
     assert "stallwise-schedule.service" not in done.stderr, "no line of it is unknown"

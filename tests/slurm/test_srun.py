@@ -3,31 +3,22 @@
 import json
 import os
 import sys
-from collections.abc import Iterator
-from pathlib import Path
-
-import pytest
 
 from tests.conftest import Cli
 from tests.record.jobs import JOBS
-from tests.slurm.cluster import Cluster, free_port, slurm
+from tests.slurm.cluster import free_port
+from tests.slurm.site import PATIENCE_S, Site
 
 
-@pytest.fixture(scope="module")
-def cluster(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Cluster]:
-    with slurm(tmp_path_factory.mktemp("slurm"), nodes=2) as running:
-        yield running
-
-
-def test_srun_starts_the_recorder_on_two_nodes(cluster: Cluster, tmp_path: Path, cli: Cli) -> None:
+def test_srun_starts_the_recorder_on_two_nodes(site: Site, ask: Cli) -> None:
     script = [str(JOBS / "srun_job.py"), "--port", str(free_port()), "--steps", "170"]
     ranks = ["srun", "-N2", "--ntasks-per-node=2"]
-    done = cluster.run(*ranks, sys.executable, "-m", "stallwise.record", *script, cwd=tmp_path)
+    done = site.run(*ranks, sys.executable, "-m", "stallwise.record", *script)
     assert done.returncode == 0, done.stderr
-    (run,) = (tmp_path / "stallwise-runs").iterdir()
+    (run,) = (site.folder / "stallwise-runs").iterdir()
     assert run.name.startswith("srun_job-")
     assert f"stallwise run join stallwise-runs/{run.name}" in done.stderr
-    found = json.loads(cli("run", "join", "--json", str(run)).stdout)
+    found = json.loads(ask("run", "join", "--json", str(run)).stdout)
     assert found["state"] == "complete", found["partial_reason"]
     assert found["counts"]["ranks_seen"] == found["world"]["world_size"] == 4
     assert found["world"]["nnodes"] == len(found["nodes"]) == 2
@@ -36,10 +27,20 @@ def test_srun_starts_the_recorder_on_two_nodes(cluster: Cluster, tmp_path: Path,
     assert steps["no exchange"] > 0
 
 
-def test_the_launcher_says_no_to_being_started_as_a_rank(cluster: Cluster, tmp_path: Path) -> None:
-    done = cluster.run(
-        "srun", "-n2", sys.executable, "-m", "stallwise", "profile", str(JOBS / "train.py"), cwd=tmp_path
+def test_the_launcher_says_no_to_being_started_as_a_rank(site: Site) -> None:
+    folder = site.folder / "empty"
+    folder.mkdir()
+    done = site.cluster.run(
+        "srun",
+        "-n2",
+        sys.executable,
+        "-m",
+        "stallwise",
+        "profile",
+        str(JOBS / "train.py"),
+        cwd=folder,
+        timeout=PATIENCE_S,
     )
     assert done.returncode == 2
     assert "python -m stallwise.record" in done.stderr
-    assert os.listdir(tmp_path) == []  # noqa: PTH208
+    assert os.listdir(folder) == []  # noqa: PTH208

@@ -2,15 +2,15 @@
 
 import contextlib
 import sys
+import time
 from pathlib import Path
 
 import pytest
 import torch
 from torch.utils.data import DataLoader, IterableDataset, RandomSampler, TensorDataset
 
-from stallwise.tune.hooks import apply, describe
-from stallwise.tune.knobs import Knobs, Loader, Trial, decode_loaders
-from stallwise.tune.switching import Board, Switching
+from stallwise.tune._hooks import BlockSequence, SwitchingIterator, apply, describe
+from stallwise.tune.knobs import Knobs, LoaderFacts, TrialSpec, decode_loaders
 
 DATA = TensorDataset(torch.arange(12.0))
 
@@ -33,14 +33,16 @@ def test_the_batch_is_never_among_what_can_be_turned() -> None:
 
 def test_knobs_add_up() -> None:
     both = Knobs(num_workers=2, lookahead=True).with_(Knobs(num_workers=4, pin_memory=False))
-    assert both.given() == {"num_workers": 4, "lookahead": True, "pin_memory": False}
+    assert both.as_dict() == {"num_workers": 4, "lookahead": True, "pin_memory": False}
 
 
 def test_a_trial_travels_through_the_environment(monkeypatch: pytest.MonkeyPatch) -> None:
-    trial = Trial(folder="/x", site="train.py:3", fixed=Knobs(bucket_cap_mb=50.0), arms=(Knobs(), Knobs(num_workers=2)))
+    trial = TrialSpec(
+        folder="/x", site="train.py:3", fixed=Knobs(bucket_cap_mb=50.0), arms=(Knobs(), Knobs(num_workers=2))
+    )
     for name, value in trial.to_environment().items():
         monkeypatch.setenv(name, value)
-    assert Trial.from_environment() == trial
+    assert TrialSpec.from_environment() == trial
 
 
 class _Stream(IterableDataset):  # type: ignore[type-arg]
@@ -58,10 +60,10 @@ def test_only_loaders_with_samplers_that_can_be_drawn_from_twice_are_switched() 
     assert stream.length is None
 
 
-def _train(loader: DataLoader, board: Board, seen: list[int]) -> None:  # type: ignore[type-arg]
-    """Epoch after epoch; `seen` gets the length of each that ended."""
-    while True:
-        epoch, given = Switching(loader, board), 0
+def _train(loader: DataLoader, board: BlockSequence, seen: list[int]) -> None:  # type: ignore[type-arg]
+    """Epoch after epoch, more than there are blocks for; `seen` gets the length of each that ended."""
+    for _ in range(20):
+        epoch, given = SwitchingIterator(loader, board), 0
         with contextlib.suppress(StopIteration):
             while True:
                 epoch.advance()
@@ -71,12 +73,12 @@ def _train(loader: DataLoader, board: Board, seen: list[int]) -> None:  # type: 
 
 @pytest.mark.parametrize("workers", [0, 1])
 def test_blocks_go_through_the_arms_and_end_the_job(tmp_path: Path, workers: int) -> None:
-    from stallwise.record.recorder import ProfileDone
-    from stallwise.tune.knobs import BLOCKS_NAME, Block, decode_blocks
+    from stallwise.record.rank.recorder import ProfileDone
+    from stallwise.tune.knobs import BLOCKS_NAME, TrialBlock, decode_blocks
 
     arms = (Knobs(num_workers=0), Knobs(num_workers=workers))
-    blocks = (Block(arm=0, settle=1, batches=3), Block(arm=1, settle=2, batches=4))
-    board = Board(Trial(folder=str(tmp_path), arms=arms, blocks=blocks), first=True)
+    blocks = (TrialBlock(arm=0, settle=1, batches=3), TrialBlock(arm=1, settle=2, batches=4))
+    board = BlockSequence(TrialSpec(folder=str(tmp_path), arms=arms, blocks=blocks), first=True)
     loader = DataLoader(DATA, 4, sampler=RandomSampler(DATA))
     seen: list[int] = []
     with pytest.raises(ProfileDone):
@@ -97,10 +99,10 @@ def test_an_unmodified_script_gets_its_settings(tmp_path: Path) -> None:
     script.write_text(
         "import torch\n"
         "from torch.utils.data import DataLoader, TensorDataset\n"
-        "from stallwise.tune.hooks import install\n"
-        "from stallwise.tune.knobs import Knobs, Trial\n"
+        "from stallwise.tune._hooks import install\n"
+        "from stallwise.tune.knobs import Knobs, TrialSpec\n"
         "import os\n"
-        "install(Trial.from_environment())\n"
+        "install(TrialSpec.from_environment())\n"
         "weight = torch.nn.Linear(1, 1)\n"
         "optimizer = torch.optim.SGD(weight.parameters(), lr=0.1)\n"
         "loader = DataLoader(TensorDataset(torch.ones(8, 1)), batch_size=2)\n"
@@ -109,13 +111,14 @@ def test_an_unmodified_script_gets_its_settings(tmp_path: Path) -> None:
         "    weight(x).sum().backward(); optimizer.step()\n"
         "print(loader.num_workers, loader.prefetch_factor, loader.batch_size, other.num_workers)\n"
     )
-    trial = Trial(folder=str(tmp_path), site=f"{script}:9", fixed=Knobs(num_workers=1, prefetch_factor=3))
+    trial = TrialSpec(folder=str(tmp_path), site=f"{script}:9", fixed=Knobs(num_workers=1, prefetch_factor=3))
     done = subprocess.run(
         [sys.executable, str(script)],
         env=os.environ | trial.to_environment(),
         capture_output=True,
         text=True,
         check=True,
+        timeout=250,
     )
     assert done.stdout.split() == ["1", "3", "2", "0"], done.stderr
     (seen,) = decode_loaders((tmp_path / "loaders.json").read_bytes())
@@ -123,7 +126,7 @@ def test_an_unmodified_script_gets_its_settings(tmp_path: Path) -> None:
 
 
 def test_one_function_may_make_the_loaders_for_training_and_validation(tmp_path: Path) -> None:
-    from stallwise.tune.hooks import _site
+    from stallwise.tune._hooks import _site
 
     def make() -> str:
         return _site()
@@ -137,7 +140,7 @@ def test_one_function_may_make_the_loaders_for_training_and_validation(tmp_path:
 
 def test_a_loader_is_described_as_the_script_made_it() -> None:
     found = describe(DataLoader(DATA, 4, num_workers=2, prefetch_factor=3, persistent_workers=True), "train.py:3")
-    assert isinstance(found, Loader)
+    assert isinstance(found, LoaderFacts)
     assert (found.num_workers, found.prefetch_factor, found.persistent_workers, found.length) == (2, 3, True, 3)
     assert not found.bucket
 
@@ -148,11 +151,37 @@ def test_a_core_taken_away_while_measuring_does_not_end_the_measuring(
     """What is proposed comes from the times of batches: one slow look at /proc once hid hundreds of them."""
     import time
 
-    from stallwise.record.worker import Account
+    from stallwise.record.observe.worker import BatchCostLog
 
-    account = Account(str(tmp_path), 0, 0)
+    account = BatchCostLog(str(tmp_path), 0, 0)
     for _ in range(10):
-        account.measure(lambda: time.sleep(0.02), 4)
+        account.measure(lambda: time.sleep(0.02), lambda _: 4)
     monkeypatch.setattr(account, "_read_bytes", lambda: time.sleep(0.1) or 0)
-    account.measure(lambda: time.sleep(0.02), 4)
+    account.measure(lambda: time.sleep(0.02), lambda _: 4)
     assert account.skip < 100  # 0.2 s of measuring, taken for its cost, would be 2,000
+
+
+def test_the_job_ends_after_the_round_that_decides(tmp_path: Path) -> None:
+    """Two arms that differ by a factor of ten: two rounds suffice of the eight that were planned."""
+    from stallwise.record.rank.recorder import ProfileDone
+    from stallwise.tune.knobs import BLOCKS_NAME, TrialBlock, decode_blocks
+
+    blocks = tuple(TrialBlock(arm=arm, settle=1, batches=4) for arm in (0, 1, 1, 0) * 4)
+    trial = TrialSpec(
+        folder=str(tmp_path),
+        arms=(Knobs(), Knobs(num_workers=0)),
+        blocks=blocks,
+        predictions=((0.0, 0.0, 0.0), (0.8, 0.6, 0.95)),
+    )
+    board = BlockSequence(trial, first=True)
+
+    def train() -> None:
+        for _ in range(1000):
+            time.sleep(0.06 if board.arm == 0 else 0.005)
+            board.count()
+
+    with pytest.raises(ProfileDone):
+        train()
+    records = decode_blocks((tmp_path / BLOCKS_NAME).read_bytes())
+    assert len(records) % 2 == 0
+    assert 4 <= len(records) < len(blocks)

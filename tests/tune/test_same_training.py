@@ -9,7 +9,7 @@ import torch
 from torch.utils.data import DataLoader, DistributedSampler
 
 from stallwise.data import BucketDataset
-from stallwise.tune.hooks import apply, describe
+from stallwise.tune._hooks import apply, describe
 from stallwise.tune.knobs import Knobs
 
 BATCHES = 6

@@ -1,17 +1,14 @@
-"""axe-core, the usual checker of accessibility, from npm; our own check of contrast where it cannot be had."""
+"""axe-core, the usual checker of accessibility; `make system` installs it. Our own check of contrast needs nothing."""
 
-import shutil
-import subprocess
-import tarfile
 from functools import cache
 from typing import TYPE_CHECKING, Any
 
-from tests.conftest import ROOT
+from tests.system import axe_file
 
 if TYPE_CHECKING:
     from playwright.sync_api import Page
 
-VERSION = "4.14.0"
+FILE = axe_file()
 # WCAG 2.2 A and AA, and what axe calls best practice.
 _RUN = """async () => {
   const found = await axe.run(document, {resultTypes: ['violations'], runOnly: ['wcag2a', 'wcag2aa', 'wcag21a',
@@ -22,25 +19,8 @@ _RUN = """async () => {
 
 @cache
 def source() -> str | None:
-    """axe.min.js, fetched once into build/; None where neither npm nor its registry is to be had."""
-    kept = ROOT / "build" / f"axe-{VERSION}.min.js"
-    if kept.exists():
-        return kept.read_text(encoding="utf-8")
-    npm = shutil.which("npm")
-    if npm is None:
-        return None
-    folder = ROOT / "build" / "axe"
-    folder.mkdir(parents=True, exist_ok=True)
-    try:
-        subprocess.run([npm, "pack", f"axe-core@{VERSION}"], cwd=folder, check=True, capture_output=True, timeout=60)
-        with tarfile.open(folder / f"axe-core-{VERSION}.tgz") as packed:
-            member = packed.extractfile("package/axe.min.js")
-            assert member is not None
-            text = member.read().decode()
-    except (subprocess.SubprocessError, OSError, tarfile.TarError, KeyError):
-        return None
-    kept.write_text(text, encoding="utf-8")
-    return text
+    """axe.min.js where `make system` puts it; None where it was not asked to."""
+    return FILE.read_text(encoding="utf-8") if FILE.exists() else None
 
 
 def violations(page: "Page") -> list[Any] | None:

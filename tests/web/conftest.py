@@ -15,9 +15,13 @@ from typing import Any
 
 import pytest
 
+from tests.conftest import needs
 from tests.report.conftest import browser as browser
+from tests.run.lines import line_of
 from tests.web.made import make_cold_run, make_hostile_run, make_wide_run
 
+PATIENCE_MS = 120_000
+"""How long a page may take for anything it is asked; a busy machine is slow, not wrong."""
 JOBS = (
     "policy,cluster,load,seed,job_id,gpus,arrival_s,first_start_s,finish_s,jct_s,run_s,queue_s,work_s,comm_s,"
     "preemptions,migrations\n"
@@ -53,20 +57,25 @@ class Served:
         return self.address.partition("/?")[0]
 
     @property
+    def port(self) -> int:
+        found = urllib.parse.urlsplit(self.address).port
+        assert found is not None
+        return found
+
+    @property
     def token(self) -> str:
         return self.address.rpartition("=")[2]
 
     def get(self, path: str, *, token: str | None = None, method: str = "GET", host: str | None = None) -> Answered:
         """One request with the cookie that the page has; `token` another one, "" none."""
-        port = self.base.rpartition(":")[2]
         given = self.token if token is None else token
-        headers = {"cookie": f"stallwise-{port}={given}"} if given else {}
+        headers = {"cookie": f"stallwise={given}"} if given else {}
         if host:
             headers["host"] = host
         request = urllib.request.Request(self.base + path, headers=headers, method=method)  # noqa: S310 - 127.0.0.1
         opener = urllib.request.build_opener(_NoRedirect, urllib.request.ProxyHandler({}))
         try:
-            with opener.open(request, timeout=30) as answer:
+            with opener.open(request, timeout=250) as answer:
                 return Answered(answer.status, {k.lower(): v for k, v in answer.headers.items()}, answer.read())
         except urllib.error.HTTPError as error:
             with error:
@@ -84,15 +93,18 @@ def serving(folder: Path) -> Iterator[Served]:
     """The program itself on a free port."""
     command = [sys.executable, "-m", "stallwise", "ui", str(folder), "--no-browser"]
     process = subprocess.Popen(command, stdout=subprocess.PIPE, text=True)
-    assert process.stdout is not None
     try:
-        found = re.search(r"http://127\.0\.0\.1:\d+/\?token=\S+", process.stdout.readline())
+        found = re.search(r"http://127\.0\.0\.1:\d+/[\w-]+/\?token=\S+", line_of(process))
         assert found
         yield Served(folder, found[0])
     finally:
         process.terminate()
-        process.wait(10)
-        process.stdout.close()
+        try:
+            process.communicate(timeout=250)
+        except subprocess.TimeoutExpired:
+            process.kill()
+            process.communicate(timeout=250)
+            pytest.fail("the server did not end when it was asked to")
 
 
 @pytest.fixture(scope="session")
@@ -118,15 +130,14 @@ def _simulate(folder: Path) -> None:
     rows = [f"j{i},{i * 30},{1 << (i % 4)},{60 + 37 * i % 600}" for i in range(40)]
     trace.write_text("\n".join(["job_id,submit_s,gpus,duration_s", *rows]) + "\n")
     words = ("--cluster", "racks=1,machines=2,gpus=8", "--policy", "fifo,srtf", "--loads", "0.5,2", "--json")
-    done = subprocess.run(
-        [sys.executable, "-m", "stallwise", "simulate", str(trace), *words], check=True, capture_output=True
-    )
+    command = [sys.executable, "-m", "stallwise", "simulate", str(trace), *words]
+    done = subprocess.run(command, check=True, capture_output=True, timeout=250)
     (folder / "policies.json").write_bytes(done.stdout)
 
 
 @pytest.fixture(scope="session")
 def served(shelf: Path) -> Iterator[Served]:
     """The server over that folder."""
-    pytest.importorskip("uvicorn")
+    needs("uvicorn")
     with serving(shelf) as running:
         yield running

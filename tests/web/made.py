@@ -7,6 +7,8 @@ import msgspec
 
 from stallwise.run import JobRecord, PhaseRecord, StepRow, WorldRecord
 from stallwise.run.manifest import MANIFEST_NAME, NodeRecord, RankRecord, new_manifest, read_manifest
+from stallwise.run.table import Table, TableColumn, concatenate
+from stallwise.run.table_file import read_table_file, write_table
 from tests.report.made_runs import make_full_run
 
 SCRIPT = '<script>window.hacked=1</script><img src=x onerror="window.hacked=1">'
@@ -17,17 +19,15 @@ def make_cold_run(folder: Path) -> None:
     """One rank whose reading from storage was measured as well: a cache can be judged."""
     make_full_run(folder)
     # Rows of a cold phase, as a profile writes them.
-    import polars
-
     for name in ("steps", "batches"):
-        path = folder / f"{name}.parquet"
-        table = polars.read_parquet(path)
-        cold = table.filter(polars.col("phase") == "as is").with_columns(polars.lit("cold").alias("phase"))
+        path = folder / f"{name}.npz"
+        table = read_table_file(path)
+        cold = table.filter(table["phase"].equals("as is"))
+        cold = cold.with_columns(phase=TableColumn.of(["cold"] * cold.height))
         if name == "batches":
-            cold = cold.with_columns(
-                (polars.col("wall_s") + 0.2).alias("wall_s"), (polars.col("blocked_s") + 0.2).alias("blocked_s")
-            )
-        polars.concat([table, cold]).sort("rank", maintain_order=True).write_parquet(path)
+            longer = TableColumn.of([0.2] * cold.height)
+            cold = cold.with_columns(wall_s=cold["wall_s"].plus(longer), blocked_s=cold["blocked_s"].plus(longer))
+        write_table(path, concatenate([table, cold]).sort("rank"))
 
 
 def make_hostile_run(folder: Path) -> None:
@@ -35,13 +35,12 @@ def make_hostile_run(folder: Path) -> None:
     make_full_run(folder)
     manifest = msgspec.json.decode((folder / MANIFEST_NAME).read_bytes())
     (folder / MANIFEST_NAME).write_bytes(msgspec.json.encode(_poisoned(manifest)))
-    import polars
-
-    for path in folder.glob("*.parquet"):
-        table = polars.read_parquet(path)
-        kept = {"phase"}  # by these the tables are read
-        words = [c for c, kind in table.schema.items() if kind == polars.String and c not in kept]
-        table.with_columns(polars.lit(SCRIPT).alias(c) + polars.col(c) for c in words).write_parquet(path)
+    for path in folder.glob("*.npz"):
+        table = read_table_file(path)
+        words = {name: column for name, column in table.columns.items() if column.values.dtype.kind == "O"}
+        words.pop("phase", None)  # by these the tables are read
+        said = {name: [word and SCRIPT + word for word in column.to_list()] for name, column in words.items()}
+        write_table(path, table.with_columns(**{name: TableColumn.of(column, object) for name, column in said.items()}))
 
 
 def _poisoned(value: object, name: str = "") -> object:
@@ -57,8 +56,6 @@ def _poisoned(value: object, name: str = "") -> object:
 
 def make_wide_run(folder: Path, ranks: int) -> None:
     """A profile of very many ranks, each a little slower than the one before; as `join` leaves it."""
-    import polars
-
     names = ("as is", "no exchange")
     rows = [
         StepRow(rank, 3 * (2 * block + p) + nth, name, block, 0.1 * (3 * (2 * block + p) + nth),
@@ -79,7 +76,8 @@ def make_wide_run(folder: Path, ranks: int) -> None:
     )
     folder.mkdir(parents=True)
     (folder / MANIFEST_NAME).write_bytes(msgspec.json.encode(manifest))
-    polars.DataFrame(rows, schema=StepRow._fields, orient="row").write_parquet(folder / "steps.parquet")
+    columns = zip(StepRow._fields, zip(*rows, strict=True), strict=True)
+    write_table(folder / "steps.npz", Table({name: TableColumn.of(column) for name, column in columns}))
 
 
 def make_many(folder: Path, count: int) -> None:
@@ -90,7 +88,7 @@ def make_many(folder: Path, count: int) -> None:
     for number in range(1, count):
         other = folder / f"group-{number % 10}" / f"run-{number:04d}"
         other.mkdir(parents=True)
-        for path in first.glob("*.parquet"):
+        for path in first.glob("*.npz"):
             os.link(path, other / path.name)
         renamed = msgspec.structs.replace(manifest, run_id=f"{manifest.run_id}-{number}")
         (other / MANIFEST_NAME).write_bytes(msgspec.json.encode(renamed))

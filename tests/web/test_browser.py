@@ -1,338 +1,181 @@
-"""The page in real Chromium: quiet, at home on 127.0.0.1, the command line's figures, for keyboards and any eyes."""
+"""The browser is given a file that only the user may read; the token is in nobody's arguments, and nothing is left."""
 
-import json
-import re
-import shlex
-from collections.abc import Iterator
-from typing import TYPE_CHECKING, Any, Literal
+import os
+import signal
+import stat
+import subprocess
+import sys
+import threading
+import time
+from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
+from pathlib import Path
+from typing import TYPE_CHECKING
+from urllib.parse import unquote, urlparse
 
 import pytest
 
-from tests.conftest import Cli, lacks
-from tests.report.conftest import pictures
-from tests.report.test_browser import _CONTRASTS, TEXT_CONTRAST
-from tests.web import axe
-from tests.web.conftest import Served
+from stallwise.web.browser import redirect_page
+from tests.conftest import needs
+from tests.run.lines import line_of
+from tests.web.conftest import PATIENCE_MS, Served, serving
 
 if TYPE_CHECKING:
-    from playwright.sync_api import Browser, Page
+    from playwright.sync_api import Browser
 
-Scheme = Literal["light", "dark"]
-VIEWS = {
-    "list": "#/",
-    "run": "#/run/cold",
-    "whatif": "#/run/cold/whatif",
-    "rent": "#/run/cold/rent",
-    "compare": "#/compare/cold/hostile",
-    "simulation": "#/simulation/sims%2Fpolicies.json",
-    "jobs": "#/jobs/sims%2Fjobs.csv",
-    "hostile": "#/run/hostile",
-    "wide": "#/run/wide",
-}
-READY = {
-    "list": "td svg.bar",
-    "run": "iframe",
-    "whatif": ".answer .tile",
-    "rent": "svg.picture",
-    "compare": "table",
-    "simulation": "table td.n",
-    "jobs": "svg.picture",
-    "hostile": "iframe",
-    "wide": "iframe",
-}
+# Stands in for a browser: writes down what it was given, and what it finds there. It ends well also when the whole
+# group is signalled in its last moment; otherwise the opener would look for another browser.
+_BROWSER = """#!/bin/sh
+trap '' HUP TERM
+echo "$@" >"$SEEN/arguments.new"
+path=${1#file://}
+stat -c %a "$path" >"$SEEN/mode"
+cp "$path" "$SEEN/page"
+mv "$SEEN/arguments.new" "$SEEN/arguments"
+"""
 
 
-def _of_axe(text: str) -> bool:
-    return "Failed to execute 'postMessage'" in text
+def _until(there: Path, patience_s: float = 200.0) -> str:
+    end = time.monotonic() + patience_s
+    while not there.exists():
+        assert time.monotonic() < end, f"no {there.name}"
+        time.sleep(0.02)
+    return there.read_text()
 
 
-class Opened:
-    """A tab, and everything it complained of or asked for."""
-
-    def __init__(self, browser: "Browser", served: Served, scheme: Scheme = "light", width: int = 1200) -> None:
-        self.served = served
-        self.context = browser.new_context(color_scheme=scheme, viewport={"width": width, "height": 900})
-        self.page: Page = self.context.new_page()
-        self.said: list[str] = []
-        self.asked: list[str] = []
-        # axe asks every frame, also the sandboxed one of a report, which has no origin to answer from.
-        self.page.on("console", lambda message: None if _of_axe(message.text) else self.said.append(message.text))
-        self.page.on("pageerror", lambda error: self.said.append(str(error)))
-        self.page.on("request", lambda request: self.asked.append(request.url))
-        self.page.goto(served.address)
-        self.page.wait_for_selector("table.list")
-
-    def go(self, view: str) -> None:
-        self.show(VIEWS[view])
-        self.page.wait_for_selector(READY[view])
-
-    def show(self, address: str) -> None:
-        """Load the page anew at an address, and wait until the view is there."""
-        self.page.goto("about:blank")
-        self.page.goto(f"{self.served.base}/{address}")
-        self.page.wait_for_selector(f'main[data-shown="{address}"]')
-
-    def quiet(self) -> None:
-        """No complaint, no request to anywhere else, no script of a record."""
-        assert self.said == []
-        outside = [url for url in self.asked if not url.startswith((self.served.base, "data:", "about:"))]
-        assert outside == []
-        frames = [frame.evaluate("window.hacked") for frame in self.page.frames[:1]]
-        assert frames == [None]
+def _until_empty(folder: Path, patience_s: float = 200.0) -> None:
+    end = time.monotonic() + patience_s
+    while left := list(folder.iterdir()):
+        assert time.monotonic() < end, f"still there: {left}"
+        time.sleep(0.02)
 
 
-@pytest.fixture(scope="module")
-def tab(browser: "Browser", served: Served) -> Iterator[Opened]:
-    opened = Opened(browser, served)
-    yield opened
-    opened.context.close()
+def _default_signals() -> None:
+    """A test run under nohup or in the background of a shell ignores some signals, and its children inherit that."""
+    for ending in (signal.SIGHUP, signal.SIGTERM, signal.SIGINT):
+        signal.signal(ending, signal.SIG_DFL)
 
 
-@pytest.mark.parametrize("scheme", ["light", "dark"])
-def test_every_view_is_quiet_legible_and_passes_axe(browser: "Browser", served: Served, scheme: Scheme) -> None:
-    opened = Opened(browser, served, scheme)
-    for view in VIEWS:
-        opened.go(view)
-        opened.page.screenshot(path=pictures() / f"ui-{view}-{scheme}.png", full_page=True)
-        found: dict[str, Any] = opened.page.evaluate(_CONTRASTS)
-        assert [text for text in found["texts"] if text[1] < TEXT_CONTRAST] == [], view
-        # Contrast is checked in both looks, what else axe knows in one; two views in both.
-        wrong = axe.violations(opened.page) if scheme == "light" or view in ("list", "whatif") else None
-        if wrong is not None:
-            assert wrong == [], view
-        background = opened.page.evaluate("getComputedStyle(document.body).backgroundColor")
-        assert (background == "rgb(255, 255, 255)") == (scheme == "light")
-        assert opened.page.inner_text("#trouble") == ""
-    opened.quiet()
-    opened.context.close()
+@pytest.fixture
+def seen(tmp_path: Path) -> Path:
+    needs("uvicorn")
+    folder = tmp_path / "seen"
+    for name in ("seen", "temp", "runs"):
+        (tmp_path / name).mkdir()
+    browser = tmp_path / "browser"
+    browser.write_text(_BROWSER)
+    browser.chmod(0o755)
+    return folder
 
 
-def test_axe_is_here_and_can_fail(tab: Opened) -> None:
-    tab.go("whatif")
-    if axe.source() is None:
-        lacks("axe-core from npm (contrast is checked by ourselves all the same)")
-    tab.page.evaluate("document.querySelector('label[for=s-nodes]').remove()")
-    wrong = axe.violations(tab.page)
-    assert wrong
-    assert "label" in {one[0] for one in wrong}
-
-
-def _drag(page: "Page", name: str, presses: int, key: str = "ArrowRight") -> None:
-    page.focus(f"#s-{name}")
-    for _ in range(presses):
-        page.keyboard.press(key)
-
-
-def _settled(page: "Page") -> dict[str, str]:
-    """The tiles once no question is under way."""
-    page.wait_for_selector(".answer:not([aria-busy]) .tiles")
-    tiles = "[...document.querySelectorAll('.answer .tile')]"
-    return dict(page.evaluate(f"{tiles}.map((t) => [t.dataset.name, t.querySelector('strong').textContent])"))
-
-
-def test_sliders_moved_by_keyboard_show_what_the_command_line_prints(tab: Opened, ask: Cli) -> None:
-    page = tab.page
-    tab.go("whatif")
-    before = _settled(page)
-    _drag(page, "workers", 4)
-    _drag(page, "nodes", 2)
-    page.wait_for_selector(".answer code:has-text('--nodes 4')")
-    page.wait_for_selector(".answer code:has-text('--workers 6')")
-    after = _settled(page)
-    assert after["predicted step"] != before["predicted step"]
-    command = page.inner_text(".answer code")
-    drawn = ask(*shlex.split(command)[1:], "--no-curve").stdout
-    line = next(line for line in drawn.splitlines() if line.startswith("predicted "))
-    assert after["predicted step"] in line
-    assert f"{after['predicted speed']} samples/s" in line
-    for part in ("compute", "exchange"):
-        shown = page.inner_text(f".answer tbody tr:has-text('{part}') td.n")
-        assert shown in next(line for line in drawn.splitlines() if line.startswith(part))
-    curve = page.wait_for_selector("h2:has-text('More GPUs') + svg.picture desc", state="attached")
-    assert curve is not None
-    assert "1,024 GPUs" in (curve.text_content() or "")
-    tab.quiet()
-
-
-def test_what_cannot_be_answered_leaves_nothing_of_the_answer_before(tab: Opened) -> None:
-    page = tab.page
-    tab.go("whatif")
-    _settled(page)
-    assert "Predicted step" in (page.text_content(".spoken") or "")
-    page.route("**/api/whatif?*", lambda route: route.fulfill(json={"cannot": "It cannot be."}))
-    _drag(page, "nodes", 1)
-    page.wait_for_selector(".answer .error:has-text('It cannot be.')")
-    page.unroute("**/api/whatif?*")
-    assert page.text_content(".spoken") == ""
-    assert page.get_attribute(".answer", "data-step") is None
-    tab.quiet()
-
-
-def test_a_curve_that_comes_late_is_not_drawn(tab: Opened) -> None:
-    page, held = tab.page, list[Any]()
-    tab.go("whatif")
-    _settled(page)
-    page.wait_for_selector("h2:has-text('More GPUs')")
-    page.route("**/api/curve?*", lambda route: route.continue_() if held else held.append(route))
-    with page.expect_request("**/api/curve?*"):
-        _drag(page, "nodes", 1)
-    page.wait_for_timeout(100)
-    assert held
-    with page.expect_response("**/api/curve?*"):
-        _drag(page, "nodes", 1)
-    held[0].fulfill(json={"points": [], "ends": "of a moment ago"})
-    page.unroute("**/api/curve?*")
-    page.wait_for_timeout(200)
-    assert page.locator("text=of a moment ago").count() == 0
-    assert page.locator("h2:has-text('More GPUs') + svg.picture").count() == 1
-    tab.quiet()
-
-
-def test_the_step_over_time_shows_the_critical_path(tab: Opened) -> None:
-    page = tab.page
-    tab.go("whatif")
-    _settled(page)
-    _drag(page, "nodes", 4)
-    _settled(page)
-    lanes = page.locator(".answer svg.picture text.lane").all_text_contents()
-    assert {"device", "exchange"} <= set(lanes)
-    # The critical path goes through the whole step: the lines together are as long as a lane.
-    lines = ".answer svg.picture line.critical"
-    lengths = page.evaluate(
-        f"[...document.querySelectorAll('{lines}')].map((one) => one.x2.baseVal.value - one.x1.baseVal.value)"
+def _started(seen: Path) -> "subprocess.Popen[str]":
+    top = seen.parent
+    environment = {**os.environ, "BROWSER": str(top / "browser"), "SEEN": str(seen), "TMPDIR": str(top / "temp")}
+    command = [sys.executable, "-m", "stallwise", "ui", str(top / "runs")]
+    return subprocess.Popen(
+        command, stdout=subprocess.PIPE, text=True, env=environment, start_new_session=True, preexec_fn=_default_signals
     )
-    whole = page.evaluate("document.querySelector('.answer svg.picture rect.track').width.baseVal.value")
-    assert sum(lengths) == pytest.approx(whole, rel=0.02)
-    titles = page.locator(".answer svg.picture rect title").all_text_contents()
-    assert any(title.startswith("backward") and title.endswith("on the critical path") for title in titles)
-    tab.quiet()
 
 
-def test_a_simulation_is_browsed(tab: Opened) -> None:
-    page = tab.page
-    tab.go("list")
-    page.click("a[href*='policies.json']")
-    page.wait_for_selector("table td.n")
-    said = json.loads((tab.served.folder / "sims" / "policies.json").read_text())
-    settings = page.locator("#setting option").all_inner_texts()
-    assert len(settings) == len(said["settings"]) == 2
-    for place, setting in enumerate(said["settings"]):
-        page.select_option("#setting", str(place))
-        shown = page.locator("main table").first.locator("tbody th").all_inner_texts()
-        assert {name.rstrip("*") for name in shown} == {one["policy"] for one in setting["policies"]}
-        assert setting["verdict"] in page.inner_text("main")
-        heads = page.locator("main table").first.locator("thead button")
-        for nth in range(heads.count()):
-            head = heads.nth(nth)
-            head.focus()
-            page.keyboard.press("Enter")
-        # Sorted by the last column, which is the table's own figure of each policy.
-        assert page.locator("main table thead th[aria-sort]:not([aria-sort=none])").count() == 1
-    tab.quiet()
+def _gone(server: "subprocess.Popen[str]") -> None:
+    server.kill()
+    server.wait(60)
+    if server.stdout is not None:
+        server.stdout.close()
 
 
-def test_a_rented_gpu_on_spot_shows_what_recommend_prints(tab: Opened, ask: Cli) -> None:
-    page = tab.page
-    tab.go("whatif")
-    _settled(page)
-    page.select_option("#s-instance", "aws/p4d.24xlarge")
-    page.wait_for_selector(".answer code:has-text('recommend')")
-    page.check("#s-spot")
-    page.wait_for_selector(".answer code:has-text('--spot-only')")
-    shown = _settled(page)
-    command = shlex.split(page.inner_text(".answer code"))
-    said = json.loads(ask(*command[1:], "--json").stdout)
-    same = next(one for one in [*said["front"], *said["lost"]] if one["machines"] == 2 and one["gpus_per_machine"] == 8)
-    assert shown["cost of the job"] == f"${same['usd']:,.2f}"
-    drawn = ask(*command[1:]).stdout
-    assert re.search(rf"{re.escape(same['fleet'])}.*{re.escape(shown['time of the job'])}", drawn)
-    with page.expect_download() as waiting:
-        page.click("text=Download the SkyPilot file")
-    task = waiting.value.path().read_text()
-    assert "use_spot: true" in task
-    assert "num_nodes: 2" in task
-    tab.quiet()
+@pytest.mark.parametrize("ending", [signal.SIGHUP, signal.SIGTERM])
+def test_nothing_is_left_when_the_whole_group_is_ended(seen: Path, ending: signal.Signals) -> None:
+    server = _started(seen)
+    try:
+        _until(seen / "arguments")
+        os.killpg(server.pid, ending)
+        server.wait(200)
+        _until_empty(seen.parent / "temp")
+    finally:
+        _gone(server)
 
 
-def test_an_offer_is_picked_and_downloaded(tab: Opened, ask: Cli, tmp_path: Any) -> None:
-    page = tab.page
-    tab.go("rent")
-    page.fill("input[name=deadline_h]", "5")
-    page.click("text=Ask")
-    page.wait_for_selector("code.command:has-text('--deadline 5h')")
-    with page.expect_download() as waiting:
-        page.click("#sky")
-    command = shlex.split(page.inner_text("code.command"))
-    ask(*command[1:], "--skypilot", str(tmp_path / "task.yaml"))
-    assert waiting.value.path().read_text() == (tmp_path / "task.yaml").read_text()
-    row = page.locator("table tbody tr").first
-    fleet = row.locator("th").inner_text().splitlines()[0]
-    row.locator("button").click()
-    page.wait_for_selector(".answer .tile")
-    _settled(page)
-    assert page.inner_text(".answer p.dim") == fleet
-    tab.quiet()
+@pytest.mark.parametrize("ending", [signal.SIGKILL, signal.SIGTERM, signal.SIGINT])
+def test_the_token_is_in_a_private_file_that_goes_with_the_server(seen: Path, ending: signal.Signals) -> None:
+    server = _started(seen)
+    try:
+        given = _until(seen / "arguments").strip()
+        address = line_of(server).split()[-1]
+        token = address.rpartition("=")[2]
+        assert len(token) > 40
+        assert token not in given
+        for process in Path("/proc").glob("[0-9]*/cmdline"):
+            try:
+                assert token.encode() not in process.read_bytes()
+            except OSError:
+                continue
+        assert (seen / "mode").read_text().strip() == "600"
+        assert token in (seen / "page").read_text()
+        file = Path(unquote(urlparse(given).path))
+        assert file.parent == seen.parent / "temp"
+        assert stat.S_ISREG(file.stat().st_mode)
+        server.send_signal(ending)
+        server.wait(200)
+        _until_empty(seen.parent / "temp")
+        assert list((seen.parent / "runs").iterdir()) == [], "nothing is written where the runs are"
+    finally:
+        _gone(server)
 
 
-def test_a_keyboard_reaches_runs_tabs_and_every_control(tab: Opened) -> None:
-    page = tab.page
-    tab.go("list")
-    page.focus("table.list a[href*=cold]")
-    page.keyboard.press("Enter")
-    page.wait_for_selector("[role=tab]")
-    page.focus("[role=tab][aria-selected=true]")
-    assert page.evaluate("getComputedStyle(document.activeElement).outlineStyle") != "none"
-    page.keyboard.press("ArrowRight")
-    page.wait_for_selector(".answer .tile")
-    assert page.evaluate("document.activeElement.id") == "tab-whatif"
-    reached = set()
-    for _ in range(40):
-        page.keyboard.press("Tab")
-        reached.add(page.evaluate("document.activeElement.id"))
-    wanted = page.evaluate("[...document.querySelectorAll('form :is(input, select):enabled')].map((one) => one.id)")
-    assert set(wanted) <= reached
-
-
-def test_a_hostile_record_runs_nothing(tab: Opened) -> None:
-    page = tab.page
-    for view in ("list", "hostile", "compare"):
-        tab.go(view)
-        page.wait_for_timeout(200)
-        assert page.evaluate("window.hacked") is None
-        assert page.locator("main img, main script").count() == 0
-    tab.go("hostile")
-    frame = page.frames[-1]
-    assert frame.locator("script, img").count() == 0
-    assert "<img" in frame.inner_text("h1")
-    tab.show("#/run/hostile/whatif")
-    page.wait_for_selector(".answer .tile, .error")
-    assert page.locator("main script").count() == 0
-    tab.quiet()
-
-
-def test_1024_ranks_are_drawn(tab: Opened) -> None:
-    tab.go("wide")
-    frame = tab.page.frames[-1]
-    frame.wait_for_selector("svg.picture rect")
-    assert frame.locator("svg.picture rect[class^=heat]").count() == 1024
-    tab.quiet()
-
-
-def test_a_narrow_screen_scrolls_tables_and_nothing_else(browser: "Browser", served: Served) -> None:
-    opened = Opened(browser, served, width=380)
-    for view in ("list", "run", "whatif", "rent", "simulation", "jobs"):
-        opened.go(view)
-        assert opened.page.evaluate("document.documentElement.scrollWidth <= window.innerWidth"), view
-        opened.page.screenshot(path=pictures() / f"ui-{view}-narrow.png", full_page=True)
-    opened.quiet()
-    opened.context.close()
-
-
-def test_an_old_address_says_so(browser: "Browser", served: Served) -> None:
+def test_the_file_leads_a_browser_to_the_page(browser: "Browser", served: Served, tmp_path: Path) -> None:
+    file = tmp_path / "there.html"
+    file.write_text(redirect_page(served.address))
     context = browser.new_context()
     page = context.new_page()
-    answer = page.goto(served.base + "/?token=wrong")
-    assert answer is not None
-    assert answer.status == 403
-    assert "token" in page.inner_text("body")
+    page.set_default_timeout(PATIENCE_MS)
+    page.goto(file.as_uri())
+    page.wait_for_selector("table.list")
+    assert page.url.startswith(served.base)
+    assert served.token not in page.url
     context.close()
+
+
+def test_another_port_of_this_host_gets_no_cookie(browser: "Browser", served: Served) -> None:
+    """Browsers send the cookies of 127.0.0.1 to all of its ports: here another user's server."""
+    cookies: list[str] = []
+
+    class Stranger(BaseHTTPRequestHandler):
+        def do_GET(self) -> None:
+            cookies.append(self.headers.get("cookie", ""))
+            self.send_response(200)
+            self.end_headers()
+
+        def log_message(self, *_: object) -> None:
+            pass
+
+    with ThreadingHTTPServer(("127.0.0.1", 0), Stranger) as server:
+        threading.Thread(target=server.serve_forever, daemon=True).start()
+        context = browser.new_context()
+        page = context.new_page()
+        page.set_default_timeout(PATIENCE_MS)
+        page.goto(served.address)
+        page.wait_for_selector("table.list")
+        assert [cookie["value"] for cookie in context.cookies(served.base + "/")] == [served.token]
+        for path in ("", "?token=x", "api/runs"):
+            page.goto(f"http://127.0.0.1:{server.server_port}/{path}")
+        context.close()
+        server.shutdown()
+    assert cookies
+    assert not any(cookies)
+
+
+def test_no_browser_is_a_sentence(tmp_path: Path) -> None:
+    environment = {"PATH": "/nowhere", "BROWSER": "", "TMPDIR": str(tmp_path), "HOME": str(tmp_path)}
+    done = subprocess.run(
+        [sys.executable, "-m", "stallwise.web.browser"],
+        input="http://127.0.0.1:1/?token=x\n", text=True, capture_output=True, env=environment, check=True, timeout=250,
+    )  # fmt: skip
+    assert "No browser" in done.stderr
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_two_servers_keep_apart(tmp_path: Path) -> None:
+    needs("uvicorn")
+    with serving(tmp_path) as one, serving(tmp_path) as other:
+        assert one.token != other.token
+        assert other.get("/api/runs", token=one.token).status == 403

@@ -2,8 +2,8 @@
 
 import pytest
 
-from stallwise.workload.zoo import branch, family, image_networks, kin
-from stallwise.workload.zoo_shapes import LANGUAGE_MODELS, TOTALS
+from stallwise.workload.shapes import LANGUAGE_MODELS, TOTALS
+from stallwise.workload.zoo import branch, family, image_networks, similar_network
 
 
 @pytest.mark.parametrize(
@@ -30,16 +30,16 @@ def test_every_network_does_something() -> None:
 
 
 def test_an_unknown_name_finds_its_kin() -> None:
-    assert kin("resnet50") is image_networks()["resnet50"]
-    assert kin("resnet50.a1_in1k") is image_networks()["resnet50"]
-    near = kin("convnext_nano_hnf", 2.46e9)
+    assert similar_network("resnet50") is image_networks()["resnet50"]
+    assert similar_network("resnet50.a1_in1k") is image_networks()["resnet50"]
+    near = similar_network("convnext_nano_hnf", 2.46e9)
     assert near is not None
     assert near.name.startswith("convnext")
 
 
 def test_a_strange_name_is_judged_by_its_size_or_not_at_all() -> None:
-    assert kin("qqqq") is None
-    found = kin("qqqq", 4.1e9, 11.1e6)
+    assert similar_network("qqqq") is None
+    found = similar_network("qqqq", 4.1e9, 11.1e6)
     assert found is not None
     assert found.all_macs == pytest.approx(4.1e9, rel=0.5)
 

@@ -27,7 +27,7 @@ def _listed(instance: str, usd_per_h: float) -> Case:
     return Case(
         id="catalog-1",
         case=f"on-demand price of {instance} in us-east-1 after the cut of 2025",
-        source="reference peers.md 3, read from the history of SkyPilot's catalog",
+        source="read from the history of SkyPilot's catalog",
         method="The shipped on-demand offer in us-east-1.",
         published=usd_per_h,
         unit="$/h",
@@ -40,7 +40,7 @@ def _stash_price(instance: str, usd_per_h: float) -> Case:
     return Case(
         id="catalog-2",
         case=f"price of {instance} in the Stash repository",
-        source="stash.md 1.6; aakash-sharma/DS-Analyzer",
+        source="aakash-sharma/DS-Analyzer",
         method="The last on-demand price seen in us-east-1 before the type was withdrawn.",
         published=usd_per_h,
         unit="$/h",

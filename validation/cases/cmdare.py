@@ -1,4 +1,4 @@
-"""CM-DARE's regressions on models never seen, as far as the reference gives figures that `spot_regression` lacks.
+"""CM-DARE's regressions on models never seen, where `spot_regression` has no figure.
 
 Rows V1 to V7 themselves are in `spot_regression` and `spot_cluster`. Here: the GPU-agnostic models with whole models
 left out (V2), and the RBF kernel that does best then (V1b). Tolerance: 0.06 points on figures given with one digit.
@@ -12,7 +12,7 @@ import numpy as np
 
 from validation.harness import Case, data_file
 
-_SOURCE = "spot.md 1.3, second table; Li, Walls & Guo, ICDCS 2020, cake-lab/CM-DARE"
+_SOURCE = "Li, Walls & Guo, ICDCS 2020, cake-lab/CM-DARE"
 _METHOD = "One whole model left out at a time, on all GPUs; scikit-learn."
 _TARGET = "Step Time (s)"
 _AGNOSTIC = "speed_data/0latency_norm_computation"

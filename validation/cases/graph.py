@@ -1,4 +1,4 @@
-"""The iteration graph against published and measured steps. Numbers are the rows of section 5 of the reference.
+"""The iteration graph against published and measured steps.
 
 Rows without a published value have their truth kept elsewhere; nothing is fitted to them.
 """
@@ -9,14 +9,14 @@ from dataclasses import replace
 from functools import cache
 from pathlib import Path
 
-from stallwise.model.collectives import AlphaBeta, Wire, all_reduce
-from stallwise.model.iteration import rescaled
-from stallwise.model.linkfit import fit_alpha_beta
-from stallwise.model.overlap import Overlap, Scheme
-from stallwise.model.step import StepPrediction, predict_step
-from stallwise.run.readers import read_bcaffe, read_layers
-from stallwise.run.readers.bcaffe import bcaffe_rows
-from stallwise.workload.layers import LayerTrace
+from stallwise.model.exchange.collectives import AlphaBeta, Wire, all_reduce
+from stallwise.model.exchange.linkfit import fit_alpha_beta
+from stallwise.model.exchange.overlap import Overlap, Scheme
+from stallwise.model.step.iteration import rescaled
+from stallwise.model.step.prediction import StepPrediction, predict_step
+from stallwise.run.traces import read_bcaffe, read_layers
+from stallwise.run.traces._layer_files import bcaffe_rows
+from stallwise.workload.layers import Layer, LayerTrace
 from validation.harness import Case, data_file
 
 _BCAFFE = "ssgd_traces/bcaffe_googlenet_k80"
@@ -31,17 +31,18 @@ _WORDS = {
     "optimal": "optimal merge",
 }
 
-# graph.md 3.4: one node with two GPUs, 64 images a step.
+# Shi et al., MG-WFBP: one node with two GPUs, 64 images a step.
 _NODE_IMAGES, _NODE_IMAGES_PER_S = 64, 163.36
 _NODE_S = _NODE_IMAGES / _NODE_IMAGES_PER_S
-# graph.md 3.1: the authors' simulator of K80 nodes with 10GbE.
+# shyhuai/B-Caffe: the authors' simulator of K80 nodes with 10GbE.
 _K80_WIRE = Wire(latency_s=45.25e-6, s_per_byte=1.2 / (9 * 2**30 / 8), reduce_s_per_byte=2.5e-9)
-# graph.md 3.1: published for 16 V100.
+# HKBU-HPML/MG-WFBP: published for 16 V100.
 _PUBLISHED_16 = {"10GbE": AlphaBeta(9.08e-4, 7.40e-10), "56Gb InfiniBand": AlphaBeta(2.36e-4, 4.06e-10)}
 # ssgd_traces/PROVENANCE.md: what iperf showed on "10GbE", and the elements of each model.
 _LINK_BYTES_PER_S = 9.43e9 / 8
 _ELEMENTS = {"ResNet-50": 25_557_032, "BERT-Base": 110_111_042, "BERT-Large": 336_232_258}
-_BENCHMARKED = "HKBU-HPML/ddl-benchmarks, 10GbE with TCP/IP; graph.md 5"
+_CLASSES, _TENSORS = 1000, 161
+_BENCHMARKED = "HKBU-HPML/ddl-benchmarks, 10GbE with TCP/IP"
 
 
 def _predict(trace: LayerTrace, cost: AlphaBeta | None, scheme: Scheme) -> StepPrediction:
@@ -88,7 +89,7 @@ _V2_METHOD = (
 def _v1_v2() -> list[Case]:
     cases = []
     for nodes in (2, 4, 8):
-        kept = {"source": "graph.md 3.4; shyhuai/B-Caffe", "published": None, "unit": "s", "tolerance": 0.1 * _NODE_S}
+        kept = {"source": "shyhuai/B-Caffe", "published": None, "unit": "s", "tolerance": 0.1 * _NODE_S}
         cases.append(
             Case(
                 id="graph-V1",
@@ -116,11 +117,12 @@ def _v1_v2() -> list[Case]:
         Case(
             id="graph-V2",
             case=f"GoogleNet, 8 K80 nodes: gain of MG-WFBP over {other}",
-            source="graph.md 3.4",
+            source="Shi, Chu & Li (MG-WFBP), INFOCOM 2019",
             method=_V2_METHOD,
             published=gain,
             unit="×",
-            tolerance=0.1 * gain,
+            # A quarter of the effect: of what merging gains.
+            tolerance=0.25 * (gain - 1),
             compute=compute,
         )
         for other, gain, compute in gains
@@ -151,7 +153,7 @@ def _v3() -> list[Case]:
         Case(
             id="graph-V3",
             case=f"GoogleNet simulated on {nodes} nodes: speed-up with {_WORDS[scheme]}",
-            source="graph.md 3.1; shyhuai/B-Caffe",
+            source="shyhuai/B-Caffe",
             method=_V3_METHOD,
             published=None,
             unit="×",
@@ -164,14 +166,14 @@ def _v3() -> list[Case]:
     ratios: tuple[tuple[str, Scheme, Scheme, float | None, float], ...] = (
         ("MG-WFBP over WFBP", "wfbp", "mg-wfbp", None, 0.005),
         ("MG-WFBP over SyncEASGD", "fused", "mg-wfbp", None, 0.005),
-        # "about 10 % faster" in the reference: to the digit that is given.
+        # "about 10 % faster" in our earlier computation: to the digit that is given.
         ("the exact optimum over MG-WFBP", "mg-wfbp", "optimal", 1.10, 0.015),
     )
     cases += [
         Case(
             id="graph-V3",
             case=f"GoogleNet simulated on 64 nodes: gain of {words}",
-            source="graph.md 3.3 and 3.4",
+            source="shyhuai/B-Caffe",
             method=_V3_METHOD,
             published=published,
             unit="×",
@@ -207,7 +209,7 @@ def _v4() -> list[Case]:
         Case(
             id="graph-V4",
             case=f"OSU all-reduce on {nodes} nodes, 200 to 500 kB: {words}",
-            source="graph.md 3.1; shyhuai/B-Caffe logdata",
+            source="shyhuai/B-Caffe logdata",
             method="Ordinary least squares of latency over message size within the window.",
             published=truth,
             unit=unit,
@@ -257,10 +259,29 @@ def _v5() -> list[Case]:
     ]
 
 
+def _tensors_of(layer: Layer) -> list[Layer]:
+    """The gradients that DDP sends of one of PipeDream's layers: a batch norm's and a linear layer's bias are apart."""
+    kind = layer.name.rpartition(" ")[2]
+    if kind == "BatchNorm2d":
+        biases = layer.gradient_bytes // 2
+    elif kind == "Linear":
+        biases = 4 * _CLASSES
+    else:
+        return [layer]
+    halves = {"forward_s": layer.forward_s / 2, "backward_s": layer.backward_s / 2}
+    return [
+        replace(layer, **halves, gradient_bytes=layer.gradient_bytes - biases),
+        replace(layer, **halves, name=f"{layer.name} bias", gradient_bytes=biases),
+    ]
+
+
 @cache
 def _resnet50(folder: Path) -> LayerTrace:
-    """PipeDream's ResNet-50 at the speed of the benchmark's single GPU; its loader plays no part."""
-    trace = replace(read_layers(data_file(folder, "ssgd_traces/pipedream_profiles/resnet50.txt")), read_s=0.0)
+    """PipeDream's ResNet-50, tensor by tensor, at the speed of the benchmark's single GPU; its loader plays no part."""
+    found = read_layers(data_file(folder, "ssgd_traces/pipedream_profiles/resnet50.txt"))
+    tensors = tuple(tensor for layer in found.layers for tensor in _tensors_of(layer))
+    assert sum(tensor.gradient_bytes > 0 for tensor in tensors) == _TENSORS
+    trace = replace(found, layers=tensors, read_s=0.0)
     measured = _measured(folder, "ResNet-50", "WFBP-A2A")
     single_s = measured["batch_per_gpu"] / measured["thr_1gpu"]
     return rescaled(trace, compute=single_s / (trace.forward_s + trace.backward_s))
@@ -292,8 +313,8 @@ def _images_per_s(folder: Path, gpus: int, scheme: Scheme, cost: AlphaBeta | Non
 
 def _v6_v7() -> list[Case]:
     method = (
-        "PipeDream's ResNet-50 scaled to the benchmark's single GPU; ring at the speed iperf showed, its α the one "
-        "with which WFBP on 8 GPUs is as measured."
+        "PipeDream's ResNet-50, as 161 tensors, scaled to the benchmark's single GPU; ring at the speed iperf showed, "
+        "its α the one with which WFBP on 8 GPUs is as measured."
     )
     cases = [
         Case(
@@ -303,10 +324,11 @@ def _v6_v7() -> list[Case]:
             method=method,
             published=1980.580 if (scheme, gpus) == ("mg-wfbp", 8) else None,
             unit="images/s",
-            tolerance=part * 253.1 * gpus,
+            # WFBP alone gives 1,795.7 images/s on 8 GPUs: a quarter of what merging adds.
+            tolerance=0.25 * (1980.580 - 1795.7) if scheme == "mg-wfbp" else 0.03 * 253.1 * gpus,
             compute=lambda folder, gpus=gpus, scheme=scheme: _images_per_s(folder, gpus, scheme),
         )
-        for scheme, part in (("wfbp", 0.03), ("mg-wfbp", 0.1))
+        for scheme in ("wfbp", "mg-wfbp")
         for gpus in range(8, 65, 4)
         if (scheme, gpus) != ("wfbp", 8)  # the fitted one
     ]
@@ -314,7 +336,7 @@ def _v6_v7() -> list[Case]:
         Case(
             id="graph-V7",
             case=f"ResNet-50 with WFBP, 16 GPUs, {network}",
-            source="graph.md 3.1 and 5; HKBU-HPML/MG-WFBP, HKBU-HPML/ddl-benchmarks",
+            source="HKBU-HPML/MG-WFBP, HKBU-HPML/ddl-benchmarks",
             method="The same trace, with the a and b published for 16 GPUs.",
             published=None,
             unit="images/s",
@@ -342,7 +364,7 @@ def _v9() -> list[Case]:
         Case(
             id="graph-V9",
             case=f"{model}, 16 GPUs on 10GbE: step with {_WORDS[scheme]}",
-            source="graph.md 3 and 5; msr-fiddle/pipedream",
+            source="msr-fiddle/pipedream",
             method="PipeDream's layers in node order, loading left out, the a and b published for 16 GPUs on 10GbE.",
             published=None,
             unit="s",
@@ -377,7 +399,7 @@ def _v10() -> list[Case]:
         Case(
             id="graph-V10",
             case=f"{Path(name).name.removesuffix('__bp.json').removesuffix('.csv')}: {words}",
-            source="graph.md 5; trl730109/DreamDDP",
+            source="trl730109/DreamDDP",
             method="The graph with the measured times of each module: backward and exchange one after the other, or "
             "overlapped. Forward is not recorded; times that are NaN count as zero, as their owners say.",
             published=None,

@@ -12,13 +12,12 @@ from collections.abc import Callable
 from functools import cache
 from pathlib import Path
 
-from stallwise.model.breakdown import Breakdown, breakdown
-from stallwise.model.merge import Gradients, ddp_buckets
-from stallwise.record.trace_ranks import traced_job
-from stallwise.record.trace_split import rank_splits
-from stallwise.record.trace_steps import TracedStep, traced_steps
-from stallwise.run.readers.device_trace import DeviceTrace, Work
-from stallwise.run.readers.kineto import read_kineto
+from stallwise.analysis.traces._ranks import traced_job
+from stallwise.analysis.traces._steps import TracedStep, rank_splits, traced_steps
+from stallwise.model.exchange.merge import Gradients, ddp_buckets
+from stallwise.model.step.timeline import Breakdown, breakdown
+from stallwise.run.traces._kineto import read_kineto
+from stallwise.run.traces.device_trace import DeviceTrace, WorkKind
 from validation.harness import Case, data_file
 
 _LOADER = "kineto_resnet50/resnet50_num_workers_{workers}_worker0.{number}.pt.trace"
@@ -64,7 +63,7 @@ def _v8() -> list[Case]:
         "Gradients in the order autograd stored them, with their sizes in bytes; a bucket closes after the gradient "
         "with which it reaches 1 MiB (the first) or 25 MiB."
     )
-    kept = {"source": "graph.md 5; HolisticTraceAnalysis and TraceLens test traces", "method": method}
+    kept = {"source": "HolisticTraceAnalysis and TraceLens test traces", "method": method}
     buckets = [
         Case(
             id="graph-V8",
@@ -113,15 +112,17 @@ def _v11() -> list[Case]:
     )
     # Ten steps: 124.0 126.9 126.3 163.5 116.1 and 122.0 123.2 117.9 127.1 206.5 ms.
     measured = {"median": (statistics.median, 0.1251), "mean": (statistics.fmean, 0.1354)}
+    with_loader_s = {"median": (0.1765, 0.1518), "mean": (0.1746, 0.1517)}
     return [
         Case(
             id="graph-V11",
             case=f"ResNet-50 on a V100, trace {place + 1} of 2: {word} step without the loader",
-            source="graph.md 5; pytorch/kineto tb_plugin samples",
+            source="pytorch/kineto tb_plugin samples",
             method=method,
             published=truth,
             unit="s",
-            tolerance=0.2 * truth,
+            # A quarter of the effect: of what the loader adds in that trace.
+            tolerance=0.25 * (with_loader_s[word][place] - truth),
             compute=lambda folder, number=number, middle=middle: _without_loader_s(folder, number, middle),
         )
         for place, number in enumerate(_FILES[0])
@@ -178,9 +179,9 @@ def _whole(folder: Path, name: str) -> Breakdown:
     return breakdown(
         work.start_ns[real] - work.start_ns[0],
         work.end_ns[real] - work.start_ns[0],
-        compute=kind == Work.COMPUTE,
-        sends=kind == Work.COMMUNICATION,
-        memory=kind == Work.MEMORY,
+        compute=kind == WorkKind.COMPUTE,
+        sends=kind == WorkKind.COMMUNICATION,
+        memory=kind == WorkKind.MEMORY,
     )
 
 
@@ -190,7 +191,7 @@ def _v12() -> list[Case]:
         Case(
             id="graph-V12",
             case=f"{Path(name).name}: {words}",
-            source="graph.md 5; HolisticTraceAnalysis 0.5.0 on the same file",
+            source="HolisticTraceAnalysis 0.5.0 on the same file",
             method="Unions and intersections of kernels' times by the peer's rules of rounding and of steps.",
             published=truth,
             unit="%",
@@ -209,7 +210,7 @@ def _v12() -> list[Case]:
         Case(
             id="graph-V12",
             case=f"{Path(name).name}, whole file: {words}",
-            source="graph.md 5",
+            source="the kernels of the file",
             method="Unions and intersections of all kernels' times in the file, to the nanosecond.",
             published=None,
             unit="ms",

@@ -1,9 +1,9 @@
-"""DELI's bounded cache, replayed, and what never evicting would have given: V1 and V2 of the loading reference.
+"""DELI's bounded cache, replayed, and what never evicting would have given.
 
-Tolerance: 0.005 of a miss ratio, the reference's. The figures of V1 were measured by DELI's authors (epoch 2 without
-prefetching, recomputed by the reference from their raw data); those of V2 are the reference's own simulation, so
-they check one replay by another. Ours is the mean of three trials, as DELI's is: single ones scatter by 0.002 (our
-first alone, tried before, missed one figure of the sixteen by 0.001).
+Tolerance: 0.005 of a miss ratio. The figures of V1 were measured by DELI's authors (epoch 2 without prefetching,
+recomputed from their raw data); those of V2 are a simulation of our own, so they check one replay by another. Ours is
+the mean of three trials, as DELI's is: single ones scatter by 0.002 (our first alone, tried before, missed one figure
+of the sixteen by 0.001).
 """
 
 from collections.abc import Callable
@@ -11,7 +11,8 @@ from functools import partial
 from pathlib import Path
 from statistics import mean
 
-from stallwise.model.cachesim import Cache, Fifo, NoEviction, resharded
+from stallwise.model.data.cache import Cache, Fifo, resharded
+from validation.formulas import NoEviction
 from validation.harness import Case
 
 _NODES, _TRIALS = 3, 3
@@ -40,12 +41,12 @@ def _trial(policy: Callable[[int], Cache], samples: int, capacity: int, seed: in
 
 def _case(number: int, policy: Callable[[int], Cache], data: str, cached: float, published: float) -> Case:
     name = "first in, first out" if number == 1 else "never evicted"
-    origin = "Measured by DELI" if number == 1 else "Simulated in the reference"
+    origin = "Measured by DELI (cake-lab/DELI)" if number == 1 else "A simulation of our own"
     room = "unlimited" if cached == 1 else f"{100 * cached:.0f} % of a node's samples cached"
     return Case(
         id=f"loading-{number}",
         case=f"misses in epoch 2, {data} on 3 nodes, {room}, {name}",
-        source=f"loading.md 1.4 and section 6, V{number}. {origin}",
+        source=origin,
         method="Three private caches replayed read by read over a new random split every epoch; mean of three trials.",
         published=published,
         unit="",

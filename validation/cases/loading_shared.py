@@ -1,4 +1,4 @@
-"""Two jobs over one cache folder: V13 of the loading reference. Not a figure of a paper but a property, judged exactly.
+"""Two jobs over one cache folder. Not a figure of a paper but a property, judged exactly.
 
 Two processes begin at once and read the same objects, each in its own order, through one `NodeCache`; what they fetch
 is noted in a file. A fetch takes a millisecond, so that the two meet at many objects.
@@ -11,7 +11,7 @@ import tempfile
 import time
 from pathlib import Path
 
-from stallwise.data.cache import NodeCache
+from stallwise.data.cache.cache import NodeCache
 from validation.harness import Case
 
 _OBJECTS, _BYTES, _JOBS = 200, 2000, 2

@@ -12,19 +12,20 @@ from collections.abc import Callable
 from dataclasses import dataclass, replace
 from functools import cache, partial
 from pathlib import Path
+from typing import ClassVar
 
 from stallwise.cluster.job import Job
-from stallwise.cluster.policies import policy_named
-from stallwise.cluster.simulator import Costs, simulate
-from stallwise.cluster.speed import Shape
-from stallwise.cluster.tables import Apps, Gavel
+from stallwise.cluster.policies.catalog import policy_named
+from stallwise.cluster.simulator import RestartCosts, simulate
+from stallwise.cluster.speed._tables import Apps, GavelThroughputs
+from stallwise.cluster.speed.base import Shape, Speed
 from stallwise.cluster.topology import Cluster
 from stallwise.cluster.traces import Trace, read_trace
 from validation.cases.cluster import pollux_tiresias_jct
 from validation.harness import Case, data_file
 
-_GAVEL = "github.com/stanford-futuredata/gavel at c4fa400, run with rounds of 360 s; cluster.md V8, V9"
-_POLLUX = "github.com/petuum/adaptdl, osdi21-artifact, README and results-jobload; cluster.md V7"
+_GAVEL = "github.com/stanford-futuredata/gavel at c4fa400, run with rounds of 360 s"
+_POLLUX = "github.com/petuum/adaptdl, osdi21-artifact, README and results-jobload"
 _ROUNDS = "realised in rounds of 360 s by target over received share; placement costs nothing."
 _ALIKE = f"Linear program, in closed form as all GPUs are alike, {_ROUNDS}"
 _APART = f"Linear program by HiGHS where kinds are known, in closed form over one pool where they are not, {_ROUNDS}"
@@ -34,10 +35,11 @@ _MEANS = 100 * (2751.1 / 5681.9 - 1)
 
 
 @dataclass(frozen=True, slots=True)
-class _Anywhere:
+class _Anywhere(Speed):
     """Gavel's throughputs by kind of GPU; where a gang lies costs nothing, as in the simulator it came with."""
 
-    table: Gavel
+    table: GavelThroughputs
+    compares_kinds: ClassVar[bool] = True
 
     def kind(self, job: Job) -> None:
         """All alike."""
@@ -65,7 +67,7 @@ def _makespan(policy: str, folder: Path) -> float:
 def _mixed(policy: str, folder: Path) -> float:
     """Average completion time of 96 jobs on 8 V100, 16 P100 and 24 K80."""
     trace = _trace(folder, "gavel/physical_cluster/max_min_fairness")
-    assert isinstance(trace.speed, Gavel)
+    assert isinstance(trace.speed, GavelThroughputs)
     names = tuple(name for name, count in _KINDS.items() for _ in range(count))
     cluster = replace(Cluster.counts(gpus=1, machines=len(names)), kinds=names)
     return float(simulate(trace.jobs, cluster, policy_named(policy), speed=_Anywhere(trace.speed)).jct_s.mean())
@@ -91,7 +93,7 @@ def _workloads(folder: Path) -> tuple[Apps, list[list[Job]]]:
 def _elastic(policy: str, folder: Path) -> float:
     """Mean over the workloads of average completion times, 16 machines of 4 GPUs; a change costs 30 s."""
     data_file(folder, "cluster_traces/pollux/workloads/workload-1.csv")
-    cluster, costs = Cluster.counts(gpus=4, machines=16), Costs(restart_s=30.0, first_start_s=30.0)
+    cluster, costs = Cluster.counts(gpus=4, machines=16), RestartCosts(restart_s=30.0, first_start_s=30.0)
     apps, workloads = _workloads(folder)
     made = [simulate(jobs, cluster, policy_named(policy), speed=apps, costs=costs) for jobs in workloads]
     return sum(float(outcome.jct_s.mean()) for outcome in made) / len(made)

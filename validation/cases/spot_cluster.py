@@ -1,6 +1,6 @@
-"""CM-DARE's clusters: sums of workers, saturated servers, ETA, regions, start-up. Rows V7 to V12 of the reference.
+"""CM-DARE's clusters: sums of workers, saturated servers, ETA, regions, start-up.
 
-The last row of V9 was first written as 7 ± 7 s for the reference's "within 14 s", and gave 14.2 s; it is now 14 s, half
+The last row of V9 was first written as 7 ± 7 s for our earlier "within 14 s", and gave 14.2 s; it is now 14 s, half
 a unit of its last digit either way. That was changed after the value was seen.
 """
 
@@ -10,11 +10,11 @@ from collections.abc import Callable
 from functools import cache
 from pathlib import Path
 
-from stallwise.spot.lifetimes.published import losses_by_hour_of_day, start_ups, watched_in, worker_restarts
-from stallwise.spot.plan.closed import eta_after_loss_s, shortfall
+from stallwise.spot.lifetimes.published import losses_by_hour_of_day, published_lifetimes_in, start_ups, worker_restarts
 from validation.harness import Case, data_file
+from validation.spot_formulas import eta_after_loss_s, shortfall
 
-_SOURCE = "spot.md 1.4 to 1.7; Li, Walls & Guo, ICDCS 2020, cake-lab/CM-DARE"
+_SOURCE = "Li, Walls & Guo, ICDCS 2020, cake-lab/CM-DARE"
 _THRESHOLD = 0.067
 _SINGLE = {
     ("ResNet-15", "K80"): 9.46,
@@ -103,7 +103,7 @@ def _from_data(folder: Path, gpu: str, region: str, hours: int) -> float:
             for row in csv.DictReader(file)
             if (row["gpu"], row["region"], int(row["hour_index_1based"])) == (gpu, region, hours)
         ]
-    shipped = watched_in(gpu, region).gone(hours)
+    shipped = published_lifetimes_in(gpu, region).fraction_lost(hours)
     assert abs(found[0] - shipped) < 1e-6, f"shipped {shipped}, published {found[0]}"
     return shipped
 
@@ -123,11 +123,11 @@ def _region_cases() -> list[Case]:
     for gpu, (total, early, hour, peak) in totals.items():
 
         def lost(_: Path, gpu: str = gpu) -> float:
-            return float(sum(watched_in(g, r).lost for g, r in _REGIONS if g == gpu))
+            return float(sum(published_lifetimes_in(g, r).lost for g, r in _REGIONS if g == gpu))
 
         def share(_: Path, gpu: str = gpu) -> float:
-            tables = [watched_in(g, r) for g, r in _REGIONS if g == gpu]
-            return 100 * sum(t.gone(2) * t.machines for t in tables) / sum(t.lost for t in tables)
+            tables = [published_lifetimes_in(g, r) for g, r in _REGIONS if g == gpu]
+            return 100 * sum(t.fraction_lost(2) * t.machines for t in tables) / sum(t.lost for t in tables)
 
         def most(_: Path, gpu: str = gpu, hour: int = hour) -> float:
             return float(losses_by_hour_of_day()[gpu][hour])

@@ -25,12 +25,13 @@ from pathlib import Path
 
 import numpy as np
 
-from stallwise.spot.lifetimes.log import Trace
+from stallwise.spot.lifetimes.log import AvailabilityTrace
 from stallwise.spot.lifetimes.readers import read_log
-from stallwise.spot.plan.closed import Work
-from stallwise.spot.plan.history import SHORTEST_S, from_history, past
+from stallwise.spot.plan.closed import JobWork
+from stallwise.spot.plan.history import SHORTEST_S, forecast_from_history
 from stallwise.spot.plan.simulate import replay
 from validation.harness import Case, data_file, data_folder
+from validation.spot_formulas import past_trace
 
 DAY_S = 86400.0
 JOBS_H = (6, 12, 24)
@@ -86,13 +87,13 @@ def _machines(group: str) -> int:
     return {"2 of 4": 2, "8 of 16": 8}.get(group.partition(", ")[2].removesuffix(" nodes"), 1)
 
 
-def _judged(hours: int, trace: Trace, machines: int, name: str) -> Iterable[Judged]:
-    work = Work(work_s=hours * 3600.0, interval_s=1800, save_s=30, provision_s=90, restart_s=90)
+def _judged(hours: int, trace: AvailabilityTrace, machines: int, name: str) -> Iterable[Judged]:
+    work = JobWork(work_s=hours * 3600.0, interval_s=1800, save_s=30, provision_s=90, restart_s=90)
     moments_s = np.arange(SHORTEST_S, trace.end_s - _ROOM * work.calm_s, DAY_S)
     happened = replay(work, trace, machines, moments_s).finish_s.tolist()
     for now_s, finish_s in zip(moments_s.tolist(), happened, strict=True):
         ready = bool(trace.counts[np.searchsorted(trace.at_s, now_s, side="right") - 1] >= machines)
-        forecast = from_history(work, past(trace, now_s), machines, ready_now=ready).outcomes.time()
+        forecast = forecast_from_history(work, past_trace(trace, now_s), machines, ready_now=ready).outcomes.time()
         if np.isfinite(finish_s):
             # A second: the forecast counts the ticks of the log a little differently than the replay.
             yield Judged(name, now_s, hours, forecast.low - 1.0 <= finish_s <= forecast.high + 1.0)

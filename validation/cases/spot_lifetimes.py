@@ -1,6 +1,6 @@
 """The bathtub model (HPDC 2020), its consequences and checkpoint schedule, and survival with censoring.
 
-Rows V18 to V21 of section 6 of the spot reference. The paper speaks of 870 machines, the public file has 1,442 of which
+The paper speaks of 870 machines, the public file has 1,442 of which
 717 were preempted; only the 717 give its figures. Its published schedule (15, 28, 38, 59, 128 min) is matched in the
 first entry and the shape only: its code keeps the largest chunk seen at each amount of work.
 """
@@ -13,15 +13,14 @@ from pathlib import Path
 import numpy as np
 
 from stallwise.spot.lifetimes.fit import published_bathtub
-from stallwise.spot.lifetimes.log import Life, arrays
-from stallwise.spot.lifetimes.models import Bathtub
-from stallwise.spot.lifetimes.published import PUBLISHED_BATHTUB
+from stallwise.spot.lifetimes.log import MachineLife, arrays
+from stallwise.spot.lifetimes.models import Bathtub, kaplan_meier
 from stallwise.spot.lifetimes.readers import read_log
-from stallwise.spot.lifetimes.survival import kaplan_meier
-from stallwise.spot.plan.interval import best_schedule, expected_with_one_loss_s
+from stallwise.spot.plan.interval import best_schedule
 from validation.harness import Case, data_file, spot_case
+from validation.spot_formulas import PUBLISHED_BATHTUB, bathtub_mean_s, expected_with_one_loss_s
 
-_SOURCE = "spot.md 4.1; Kadupitiya, Jadhao & Sharma, HPDC 2020, kadupitiya/goog-preemption-data"
+_SOURCE = "Kadupitiya, Jadhao & Sharma, HPDC 2020, kadupitiya/goog-preemption-data"
 _HOUR_S = 3600.0
 
 
@@ -29,7 +28,7 @@ _case = partial(spot_case, _SOURCE)
 
 
 @cache
-def _lives(folder: Path) -> tuple[Life, ...]:
+def _lives(folder: Path) -> tuple[MachineLife, ...]:
     return read_log(data_file(folder, "transient/gcp_preemptible_2019/lifetimes.csv")).lives
 
 
@@ -41,8 +40,9 @@ def _fit(folder: Path, gpu: str | None = None, region: str | None = None) -> tup
 
 
 _LEAST = "Least squares on the losses alone, as the authors do; τ2 up to 5 h, b from 20 to 30 h."
-_TYPES = {"2": 0.954, "4": 0.910, "8": 0.960, "16": 0.956, "32": 0.973, "64": 0.948}
-_ZONES = {"us-central1-c": 0.979, "us-central1-f": 0.941, "us-east1-b": 0.947, "us-west1-a": 0.985}
+# Table of R² in the paper's source (error_table_R_2.tex).
+_TYPES = {"2": 0.954, "4": 0.910, "8": 0.961, "16": 0.957, "32": 0.978, "64": 0.958}
+_ZONES = {"us-central1-c": 0.980, "us-central1-f": 0.955, "us-east1-b": 0.947, "us-west1-a": 0.985}
 
 
 def _fit_cases() -> list[Case]:
@@ -64,7 +64,7 @@ def _fit_cases() -> list[Case]:
         )
         for name, figure, unit, tolerance, read in parts
     ]
-    found.append(_case("V18", "bathtub of 717 losses: R²", _LEAST, 0.967, "", 0.001, lambda folder: _fit(folder)[1]))
+    found.append(_case("V18", "bathtub of 717 losses: R²", _LEAST, 0.968, "", 0.001, lambda folder: _fit(folder)[1]))
     found += [
         _case("V18", f"bathtub of n1-highcpu-{size}: R²", _LEAST, figure, "", 0.0015,
               lambda folder, size=size: _fit(folder, gpu=f"n1-highcpu-{size}")[1])
@@ -103,17 +103,18 @@ CASES = (
     *_fit_cases(),
     _case("V19", "bathtub: F(24 h)", _FORMULA, 0.8274, "", 1e-4, lambda _: float(_B.raw(24 * _HOUR_S))),
     _case("V19", "bathtub: F(6 h)", _FORMULA, 0.4132, "", 1e-4, lambda _: float(_B.raw(6 * _HOUR_S))),
-    _case("V19", "bathtub: mean life", _FORMULA, 9.987, "h", 1e-3, lambda _: _B.formula_mean_s(24 * _HOUR_S) / _HOUR_S),
+    _case(
+        "V19", "bathtub: mean life", _FORMULA, 9.987, "h", 1e-3, lambda _: bathtub_mean_s(_B, 24 * _HOUR_S) / _HOUR_S
+    ),
     _case(
         "V19",
         "a 10 h job takes longer by",
-        _FORMULA,
-        0.372,
+        f"{_FORMULA} The paper says about 30 minutes, or 5 %.",
+        0.5,
         "h",
-        1e-3,
+        0.05,
         lambda _: expected_with_one_loss_s(_B, 10 * _HOUR_S) / _HOUR_S - 10,
     ),
-    _case("V19", "the same under a uniform life, J²/48", "J²/48.", 2.083, "h", 1e-3, lambda _: 10 * 10 / 48),
     _case("V20", "5 h job, save 1 min: first interval", _PROGRAMME, 15, "min", 0, lambda _: _schedule(True)[0][0]),
     _case("V20", "5 h job: intervals never shrink", _PROGRAMME, 1, "", 0, _rising),
     _case(
@@ -142,7 +143,7 @@ CASES = (
         "min",
         1,
         lambda _: _schedule(False)[0][1],
-        misfit="known beforehand: the published list leaves chunks out; 15 and the shape agree",
+        reason="the published list leaves chunks out",
     ),
     *(
         _case(
@@ -152,7 +153,7 @@ CASES = (
             figure,
             "",
             0.0006,
-            lambda folder, hours=hours: float(kaplan_meier(*arrays(_lives(folder))).gone(np.float64(hours * _HOUR_S))),
+            lambda folder, hours=hours: float(kaplan_meier(*arrays(_lives(folder))).cdf(np.float64(hours * _HOUR_S))),
         )
         for hours, figure in ((1, 0.149), (3, 0.232), (6, 0.276), (12, 0.318), (23, 0.382))
     ),

@@ -1,4 +1,4 @@
-"""The transient-server study's runs (ICAC 2019): means, revoked clusters replayed, mixes. Section 6 of the reference.
+"""The transient-server study's runs (ICAC 2019): means, revoked clusters replayed, mixes.
 
 Time and accuracy are held to the printed digits. Money is recomputed: a revoked machine is billed up to its end, the
 parameter server on-demand throughout. The introduction's $1.05 bills the server at the transient price (0.041 instead
@@ -6,7 +6,7 @@ of 0.143 $/h); every later table does not. Both are kept as they are, as is "6.6
 
 Settled after seeing values: the digit of V13 (two means are cut off, not rounded); in V15 that a revoked machine is
 billed its whole uptime (from the begin of training on it would be up to $0.05 less); in V16 that 8-worker runs whose
-master went count as unrevoked, which gives the reference's 4.383 steps/s (without them the error is 2.01 %, with 4.387
+master went count as unrevoked, which gives our earlier 4.383 steps/s (without them the error is 2.01 %, with 4.387
 steps/s).
 """
 
@@ -18,10 +18,10 @@ from dataclasses import dataclass
 from functools import cache
 from pathlib import Path
 
-from stallwise.spot.plan.closed import cost_usd, time_through_losses
 from validation.harness import Case, data_file
+from validation.spot_formulas import cost_usd, time_through_losses
 
-_SOURCE = "spot.md 2.2; Li, Walls & Guo, ICAC 2019, cake-lab/transient-deep-learning"
+_SOURCE = "Li, Walls & Guo, ICAC 2019, cake-lab/transient-deep-learning"
 _STEPS = 64_000
 _K80, _SERVER, _SERVER_SPOT = 0.256, 0.143, 0.041
 _HOUR_S = 3600.0

@@ -1,27 +1,22 @@
-"""Stash, DS-Analyzer and CoorDL. Numbers are the rows of section 6 of the reference."""
+"""What Stash's formulas and prices imply whatever is measured."""
 
 from pathlib import Path
 
-from stallwise.model.cost import cost_usd, increase
-from stallwise.model.stash import Times, stalls
+from stallwise.model.statistics.stalls import StashTimes, stash_stalls
+from stallwise.model.step.epoch import cost_usd
 from validation.cases.catalog import on_demand_usd_per_h
+from validation.formulas import increase
 from validation.harness import Case
 
-# Any pair of times shows the identity; these are the minutes a user measured on one and on two machines (stash.md 1.8).
+# Any pair of times shows the identity; these are the minutes a user measured on one and on two machines.
 _SINGLE_S, _SPREAD_S = 36.5 * 60, 105.8 * 60
-
-_FORMULAS = "stash.md 1.3 and 1.4, the intended and the coded formulas"
-_EQUAL_TIMES = (
-    "Our Stash view for t0 = t1 = tN = t2 = t3, which must show no stall; and the released code's formula for the disk "
-    "stall, given a synthetic run of half the samples: its bias of 100/d %, which our view does not have."
-)
 
 
 def _price_ratio(half: str, whole: str) -> Case:
     return Case(
         id="stash-22",
         case=f"price of two {half} over one {whole}",
-        source="stash.md 1.6",
+        source="aakash-sharma/DS-Analyzer, its prices of 2022",
         method="Twice the shipped on-demand price of the half-size machine over that of the whole one.",
         published=1.0,
         unit="",
@@ -37,17 +32,12 @@ def _cost_minus_time_points(_: Path) -> float:
 
 
 def _largest_stall_of_equal_times(_: Path) -> float:
-    found = stalls(Times(ranks_per_machine=8, t0_s=1.0, t1_s=1.0, tn_s=1.0, t2_s=1.0, t3_s=1.0))
+    found = stash_stalls(StashTimes(ranks_per_machine=8, t0_s=1.0, t1_s=1.0, tn_s=1.0, t2_s=1.0, t3_s=1.0))
     return max(
         abs(stall.percent)
         for stall in (found.interconnect, found.network, found.prep, found.fetch)
         if stall is not None
     )
-
-
-def _coded_disk_percent(t1_s: float, t2_s: float, t3_s: float, divisor: float) -> float:
-    """Stash's disk stall as released: the synthetic run has 1/divisor of the samples and is not scaled up again."""
-    return 100 * (t1_s + (t2_s - t3_s) / divisor) / t2_s
 
 
 CASES = (
@@ -56,7 +46,7 @@ CASES = (
     Case(
         id="stash-22",
         case="extra cost less extra time of 2 × p3.8xlarge against one p3.16xlarge",
-        source="stash.md 1.6, identity",
+        source="an identity: same rate per GPU, same number of GPUs",
         method="Twice the shipped on-demand price of the half-size machine over that of the whole one.",
         published=0.0,
         unit="points",
@@ -66,21 +56,11 @@ CASES = (
     Case(
         id="stash-23",
         case="largest of Stash's four stalls when all its runs take equally long",
-        source=_FORMULAS,
-        method=_EQUAL_TIMES,
+        source="aakash-sharma/DS-Analyzer: its formulas as they are meant",
+        method="Our Stash view for t0 = t1 = tN = t2 = t3, which must show no stall.",
         published=0.0,
         unit="%",
         tolerance=0.0,
         compute=_largest_stall_of_equal_times,
-    ),
-    Case(
-        id="stash-23",
-        case="disk stall of the released code when all runs take equally long, division factor 2",
-        source=_FORMULAS,
-        method=_EQUAL_TIMES,
-        published=50.0,
-        unit="%",
-        tolerance=0.001,
-        compute=lambda _: _coded_disk_percent(0.5, 1.0, 1.0, 2.0),
     ),
 )

@@ -1,10 +1,9 @@
-"""DS-Analyzer's what-if rates, cores per GPU, and coordinated preparation. Rows of section 6 of the Stash reference."""
+"""DS-Analyzer's what-if rates, cores per GPU, and coordinated preparation."""
 
 import csv
 from pathlib import Path
 
-from stallwise.model.cache import fetch_rate, hit_needed
-from stallwise.model.datapath import enough_cores, prep_stall, staging_bytes
+from validation.formulas import enough_cores, fetch_rate, hit_needed, prep_stall, staging_bytes
 from validation.harness import Case, data_file
 
 _RATES = "stash/synergy_cpu_mem_sensitivity_1xV100.csv"
@@ -26,18 +25,18 @@ def _throughput(folder: Path, model: str) -> dict[int, float]:
     }
 
 
-def _knee(model: str, name: str, low: int, high: int, misfit: str | None = None) -> Case:
+def _knee(model: str, name: str, low: int, high: int, reason: str | None = None) -> Case:
     """A published range of cores is its middle, give or take its half."""
     return Case(
         id="stash-11",
         case=f"cores per V100 that hide the preparation of {name} (published: {low} to {high})",
-        source="VLDB 2021, 4.3.3; stash.md 2.3",
+        source="Mohan et al., VLDB 2021, 4.3.3",
         method=_KNEE,
         published=(low + high) / 2,
         unit="cores",
         tolerance=(high - low) / 2,
         compute=lambda folder: float(enough_cores(_throughput(folder, model))),
-        misfit=misfit,
+        reason=reason,
     )
 
 
@@ -65,7 +64,7 @@ CASES = (
     Case(
         id="stash-10",
         case="largest gap of F(x) and of x back from F to reading sample by sample",
-        source="stash.md 2.2; VLDB 2021, 5.1",
+        source="Mohan et al., VLDB 2021, 5.1",
         method="Three pairs of rates, x from 0 to 1 in steps of 0.025; F must rise with x.",
         published=0.0,
         unit="",
@@ -74,7 +73,7 @@ CASES = (
     ),
     _knee("res50", "ResNet-50", 3, 4),
     _knee("mobilenet", "MobileNet", 6, 6),
-    _knee("res18", "ResNet-18", 12, 24, misfit="known beforehand: the source's matrix levels off at 9 cores"),
+    _knee("res18", "ResNet-18", 12, 24, reason="the source's matrix levels off at 9 cores"),
     _knee("alexnet", "AlexNet", 12, 24),
     _knee("shufflenet", "ShuffleNet", 12, 24),
     Case(

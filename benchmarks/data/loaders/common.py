@@ -29,4 +29,6 @@ def shuffled(dataset: Any, spec: Spec, **options: Any) -> Any:
 
     sampler = RandomSampler(dataset, num_samples=spec.samples, generator=torch.Generator().manual_seed(spec.seed))
     settings = {"batch_size": spec.batch, "num_workers": spec.workers, "collate_fn": as_list, "sampler": sampler}
+    if spec.prefetch is not None and spec.workers:
+        settings["prefetch_factor"] = spec.prefetch
     return DataLoader(dataset, persistent_workers=spec.workers > 0, **{**settings, **options})

@@ -11,7 +11,7 @@ from torch.utils.data import DataLoader, RandomSampler
 from benchmarks.data.loaders.common import as_list, kept
 from benchmarks.data.spec import Spec
 from stallwise.data import BucketDataset, DeliMode, Lookahead, NodeCache
-from stallwise.data.dataset import LOOKAHEAD_BYTES
+from stallwise.data._dataset import LOOKAHEAD_BYTES
 
 
 def make(spec: Spec) -> Any:

@@ -1,8 +1,12 @@
-"""Which gradients travel together, carried out: a plan from `stallwise whatif --best-buckets`, in real DDP.
+"""Gradient bucket plans for `DistributedDataParallel`: which gradients are exchanged together.
 
 from stallwise.buckets import planned_ddp
 
 model = planned_ddp(model, "plan.json")     # instead of DistributedDataParallel(model)
+
+    plan.py      the plan and its file
+    search.py    the plan with the shortest predicted step (`stallwise whatif` writes it)
+    ddp.py       DDP with the buckets of a plan; needs torch
 """
 
 from typing import TYPE_CHECKING
@@ -10,19 +14,28 @@ from typing import TYPE_CHECKING
 from stallwise.lazy import loader
 
 if TYPE_CHECKING:
-    from stallwise.buckets.ddp import carried_out, planned_ddp
-    from stallwise.buckets.plan import Bucket, BucketPlan, read_plan, write_plan
+    from stallwise.buckets._ddp import applied_plan, carried_out, planned_ddp
+    from stallwise.buckets.plan import BucketPlan, GradientBucket, read_plan, write_plan
 
-__all__ = ["Bucket", "BucketPlan", "carried_out", "planned_ddp", "read_plan", "write_plan"]
+__all__ = [
+    "BucketPlan",
+    "GradientBucket",
+    "applied_plan",
+    "carried_out",
+    "planned_ddp",
+    "read_plan",
+    "write_plan",
+]
 
-# A plan is made and read without torch; only carrying it out needs it.
+# Plans are made and read without torch; only applying them needs it.
 __getattr__ = loader(
     __name__,
     {
-        "Bucket": "plan",
         "BucketPlan": "plan",
-        "carried_out": "ddp",
-        "planned_ddp": "ddp",
+        "GradientBucket": "plan",
+        "applied_plan": "_ddp",
+        "carried_out": "_ddp",
+        "planned_ddp": "_ddp",
         "read_plan": "plan",
         "write_plan": "plan",
     },

@@ -7,13 +7,15 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from stallwise.cli.output import Json, answer, no, warn
+from stallwise.cli import options
+from stallwise.cli.commands import CommandApp
+from stallwise.cli.output import Json, answer, fail, warn
 
 if TYPE_CHECKING:
-    from stallwise.hardware.nearest import Nearest
+    from stallwise.hardware.instance import Nearest
     from stallwise.hardware.prices import PriceAge
 
-app = typer.Typer(no_args_is_help=True, help="GPUs, instance types and prices as listed, and your own beside them.")
+app = CommandApp(help="GPUs, instance types and prices as listed, and your own beside them.")
 
 _SHOWN_OFFERS = 20
 _CHEAPEST = 5
@@ -27,7 +29,7 @@ class Market(enum.StrEnum):
 
 
 class Sort(enum.StrEnum):
-    """What comes first."""
+    """The order of offers."""
 
     PRICE = "price"
     GPU_PRICE = "gpu-price"
@@ -35,13 +37,6 @@ class Sort(enum.StrEnum):
 
 def _complete(names: Iterable[str], incomplete: str) -> list[str]:
     return [name for name in sorted(set(names)) if name.lower().startswith(incomplete.lower())]
-
-
-def _complete_gpu(incomplete: str) -> list[str]:
-    from stallwise.hardware import load_catalog
-
-    gpus = load_catalog().gpus
-    return _complete([*gpus, *(gpu.family for gpu in gpus.values())], incomplete)
 
 
 def _complete_cloud(incomplete: str) -> list[str]:
@@ -59,26 +54,31 @@ def _complete_name(incomplete: str) -> list[str]:
 
 GpuOption = Annotated[
     str | None,
-    typer.Option("--gpu", help="A GPU or a family: H100, H100-PCIe, A100-80GB.", autocompletion=_complete_gpu),
+    typer.Option(
+        "--gpu",
+        metavar="MODEL",
+        help="A GPU model or a family: H100, H100-PCIe, A100-80GB.",
+        autocompletion=options.complete_gpu,
+    ),
 ]
 CloudOption = Annotated[
     str | None,
     typer.Option("--cloud", help="aws, gcp, azure, lambda or your own.", autocompletion=_complete_cloud),
 ]
-RetiredOption = Annotated[bool, typer.Option("--retired", help="Also types that are no longer sold.")]
+RetiredOption = Annotated[bool, typer.Option("--include-retired", help="Also instance types that are no longer sold.")]
 
 
 @app.command()
 def gpus(gpu: GpuOption = None, as_json: Json = False) -> None:
     """List GPUs: memory, dense peak rates, links, power."""
     from stallwise.hardware import load_catalog
-    from stallwise.report import catalog as report
-    from stallwise.report.catalog_json import gpu_record
+    from stallwise.report.views import catalog as report
+    from stallwise.report.views.catalog import gpu_record
 
     catalog = load_catalog()
     names = catalog.gpu_names(gpu) if gpu else frozenset(catalog.gpus)
-    found = [item for item in catalog.gpus.values() if item.name in names]
-    answer(lambda: {"gpus": [gpu_record(g) for g in found]}, lambda: report.draw_gpus(found), as_json=as_json)
+    matches = [item for item in catalog.gpus.values() if item.name in names]
+    answer(lambda: {"gpus": [gpu_record(g) for g in matches]}, lambda: report.draw_gpus(matches), as_json=as_json)
 
 
 @app.command()
@@ -87,34 +87,39 @@ def instances(
 ) -> None:
     """List instance types: GPUs and their links, vCPUs, memory, network, disks."""
     from stallwise.hardware import load_catalog
-    from stallwise.report import catalog as report
-    from stallwise.report.catalog_json import instance_record
+    from stallwise.report.views import catalog as report
+    from stallwise.report.views.catalog import instance_record
 
     catalog = load_catalog()
     query = catalog.query(gpu=gpu, cloud=cloud)
     alike = [i for i in catalog.instances.values() if query.gpus is None or i.gpu.name in query.gpus]
-    found = [i for i in alike if query.cloud in (None, i.cloud) and (retired or i.retired_on is None)]
-    if as_json or found:
+    matches = [i for i in alike if query.cloud in (None, i.cloud) and (retired or i.retired_on is None)]
+    if as_json or matches:
         answer(
-            lambda: {"instances": [instance_record(i) for i in found]},
-            lambda: report.draw_instances(found),
+            lambda: {"instances": [instance_record(i) for i in matches]},
+            lambda: report.draw_instances(matches),
             as_json=as_json,
         )
-    if not found:
+    if not matches:
         elsewhere = sorted({f"{i.cloud} {i.name}" + (" (retired)" if i.retired_on else "") for i in alike})
-        raise no(f"No instance type matches. Nearest: {', '.join(elsewhere[:5]) or 'none has this GPU'}.")
+        raise fail(f"No instance type matches. Nearest: {', '.join(elsewhere[:5]) or 'none has this GPU'}.")
 
 
 @app.command()
 def offers(
+    *,
     gpu: GpuOption = None,
     cloud: CloudOption = None,
     region: Annotated[str | None, typer.Option(help="Region, as its cloud names it.")] = None,
     instance: Annotated[str | None, typer.Option(help="Instance type.", autocompletion=_complete_name)] = None,
     market: Annotated[Market | None, typer.Option(help="On-demand or spot only.")] = None,
-    max_price: Annotated[float | None, typer.Option(min=0, help="Dollars per hour and machine.")] = None,
-    min_gpus: Annotated[int | None, typer.Option(min=1, help="GPUs in one machine.")] = None,
-    min_gpu_memory: Annotated[float | None, typer.Option(min=0, help="GiB of one GPU.")] = None,
+    max_price: Annotated[
+        str | None, typer.Option("--max-price", metavar="USD", help="Dollars per hour and machine at most: 10.")
+    ] = None,
+    min_gpus: Annotated[int | None, typer.Option(min=1, help="GPUs in one machine at least.")] = None,
+    min_gpu_memory: Annotated[
+        str | None, typer.Option("--min-gpu-memory", metavar="SIZE", help="Memory of one GPU at least: 40GiB.")
+    ] = None,
     retired: RetiredOption = False,
     sort: Annotated[Sort, typer.Option(help="Cheapest machine or cheapest GPU first.")] = Sort.PRICE,
     limit: Annotated[
@@ -123,15 +128,12 @@ def offers(
     as_json: Json = False,
 ) -> None:
     """List what can be rented, cheapest first. Exit code 1: nothing matches; stderr says what is nearest."""
-    import datetime as dt
-
     from stallwise.hardware import load_catalog
-    from stallwise.hardware.nearest import nearest
-    from stallwise.hardware.offer import by_gpu_price, by_price
-    from stallwise.hardware.prices import price_age
-    from stallwise.report import catalog as report
-    from stallwise.report.catalog_json import offers_document
-    from stallwise.units import GIB
+    from stallwise.hardware.instance import by_gpu_price, by_price, nearest
+    from stallwise.hardware.prices import current_date, price_age
+    from stallwise.report.views import catalog as report
+    from stallwise.report.views.catalog import offers_document
+    from stallwise.units import parse_bytes
 
     catalog = load_catalog()
     query = catalog.query(
@@ -140,35 +142,35 @@ def offers(
         region=region,
         instance=instance,
         market=market.value if market else None,
-        max_usd_per_h=max_price,
+        max_usd_per_h=options.usd(max_price),
         min_gpu_count=min_gpus,
-        min_gpu_memory_bytes=None if min_gpu_memory is None else min_gpu_memory * GIB,
+        min_gpu_memory_bytes=None if min_gpu_memory is None else parse_bytes(min_gpu_memory),
         retired=retired,
     )
-    found = sorted(catalog.find(query), key=by_price if sort is Sort.PRICE else by_gpu_price)
-    near = () if found else nearest(catalog.offers, query)
-    wanted = limit if limit is not None else 0 if as_json else _SHOWN_OFFERS
-    shown = found[:wanted] if wanted else found
-    age = price_age(shown or [n.offer for n in near], dt.date.today())
-    if as_json or found:
+    matches = sorted(catalog.find(query), key=by_price if sort is Sort.PRICE else by_gpu_price)
+    near = () if matches else nearest(catalog.offers, query)
+    most = limit if limit is not None else 0 if as_json else _SHOWN_OFFERS
+    shown = matches[:most] if most else matches
+    age = price_age(shown or [n.offer for n in near], current_date())
+    if as_json or matches:
         answer(
-            lambda: offers_document(shown, len(found), age, near),
-            lambda: report.draw_offers(shown, len(found), age),
+            lambda: offers_document(shown, len(matches), age, near),
+            lambda: report.draw_offers(shown, len(matches), age, "; --limit 0 shows all"),
             as_json=as_json,
         )
     _warn_if_stale(age)
-    if not found:
-        options = {
+    if not matches:
+        given = {
             "gpus": f"--gpu {gpu}",
             "cloud": f"--cloud {cloud}",
             "region": f"--region {region}",
             "instance": f"--instance {instance}",
             "market": f"--market {market}",
-            "max_usd_per_h": f"--max-price {max_price:g}" if max_price is not None else "",
+            "max_usd_per_h": f"--max-price {max_price}",
             "min_gpu_count": f"--min-gpus {min_gpus}",
-            "min_gpu_memory_bytes": f"--min-gpu-memory {min_gpu_memory:g}" if min_gpu_memory is not None else "",
+            "min_gpu_memory_bytes": f"--min-gpu-memory {min_gpu_memory}",
         }
-        raise no(_nothing_matches(near, options))
+        raise fail(_nothing_matches(near, given))
 
 
 @app.command()
@@ -177,27 +179,25 @@ def show(
     as_json: Json = False,
 ) -> None:
     """Show every fact about a GPU or an instance type, where it comes from, and its cheapest offers."""
-    import datetime as dt
-
     from stallwise.errors import UnknownNameError
     from stallwise.hardware import load_catalog
-    from stallwise.hardware.offer import by_price
-    from stallwise.hardware.prices import price_age
-    from stallwise.report import catalog as report
-    from stallwise.report.catalog_json import facts_document
+    from stallwise.hardware.instance import by_price
+    from stallwise.hardware.prices import current_date, price_age
+    from stallwise.report.views import catalog as report
+    from stallwise.report.views.catalog import facts_document
 
     catalog = load_catalog()
     types = [i for i in catalog.instances.values() if i.name.lower() == name.lower()]
     try:
         names = frozenset() if types else catalog.gpu_names(name)
     except UnknownNameError:
-        known = [*catalog.gpus, *(n for _, n in catalog.instances)]
-        raise UnknownNameError("GPU or instance type", name, known) from None
+        all_names = [*catalog.gpus, *(n for _, n in catalog.instances)]
+        raise UnknownNameError("GPU or instance type", name, all_names) from None
     cards = [gpu for gpu in catalog.gpus.values() if gpu.name in names]
     matching = [o for o in catalog.offers if o.instance in types or o.instance.gpu.name in names]
     on_sale = [o for o in matching if o.instance.retired_on is None] or matching
     cheapest = sorted(on_sale, key=by_price)[:_CHEAPEST]
-    age = price_age(cheapest, dt.date.today())
+    age = price_age(cheapest, current_date())
     origins = [gpu.origin for gpu in cards] + [i.origin for i in types] + [o.origin for o in cheapest]
     used = {key for origin in origins for key in origin.sources}
     sources = {key: text for key, text in catalog.sources.items() if key in used}
@@ -218,13 +218,12 @@ def import_(
     as_json: Json = False,
 ) -> None:
     """Take over prices: a SkyPilot catalog (~/.sky/catalogs), or a CSV or YAML file with your own."""
-    import datetime as dt
-
     from stallwise.hardware import load_catalog
     from stallwise.hardware.imports import import_paths
-    from stallwise.report import catalog as report
+    from stallwise.hardware.prices import current_date
+    from stallwise.report.views import catalog as report
 
-    done = import_paths(paths, load_catalog(), today=dt.date.today(), cloud=cloud)
+    done = import_paths(paths, load_catalog(), today=current_date(), cloud=cloud)
     answer(lambda: done, lambda: report.draw_imported(done), as_json=as_json)
 
 
@@ -235,15 +234,14 @@ def update(
     as_json: Json = False,
 ) -> None:
     """Download today's price lists from SkyPilot's published catalog. Nothing is sent but the request."""
-    import datetime as dt
     import tempfile
 
     from stallwise.hardware import load_catalog
-    from stallwise.hardware.download import BASE_URL, CLOUDS, download_lists
-    from stallwise.hardware.imports import import_paths
-    from stallwise.report import catalog as report
+    from stallwise.hardware.imports import BASE_URL, CLOUDS, download_lists, import_paths
+    from stallwise.hardware.prices import current_date
+    from stallwise.report.views import catalog as report
 
-    catalog, today = load_catalog(), dt.date.today()
+    catalog, today = load_catalog(), current_date()
     with tempfile.TemporaryDirectory(prefix="stallwise-") as folder:
         lists = download_lists(Path(folder), cloud or CLOUDS, base_url or BASE_URL)
         done = import_paths([lists], catalog, today=today, as_of=today)
@@ -258,13 +256,13 @@ def _warn_if_stale(age: "PriceAge | None") -> None:
 
 
 def _nothing_matches(near: "Iterable[Nearest]", options: dict[str, str]) -> str:
-    from stallwise.report.catalog import offer_words
+    from stallwise.report.views.catalog import offer_words
 
     sentences = ["No offer matches."]
     for item in near:
         given_up = " and ".join(options[side] for side in item.without if side != "retired")
         lead = [f"Without {given_up}"] if given_up else []
-        lead += ["with --retired"] if "retired" in item.without else []
+        lead += ["with --include-retired"] if "retired" in item.without else []
         words = " and ".join(lead)
         sentences.append(f"{words[0].upper()}{words[1:]}: {offer_words(item.offer)}.")
     return " ".join(sentences)

@@ -5,12 +5,13 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from stallwise.cli.output import Json, answer
+from stallwise.cli import options
+from stallwise.cli.output import Json, answer, save_page
 from stallwise.errors import InputError
 
 if TYPE_CHECKING:
-    from stallwise.cluster.deflation.overcommitment import Overcommitted
-    from stallwise.cluster.deflation.resources import Hosts, Machines
+    from stallwise.overcommit.comparison import OvercommitComparison
+    from stallwise.overcommit.resources import Hosts, VirtualMachines
 
 _RULES = "proportional,priority,deterministic,preempt"
 _LEVELS = "0%,25%,50%,60%,70%,80%"
@@ -21,6 +22,7 @@ def overcommit(
         Path,
         typer.Argument(metavar="TRACE", help="Machines or pods that come and go; its format is known by its header."),
     ],
+    *,
     host: Annotated[
         str, typer.Option("--host", help="What one host has: cpu=48,memory=128GiB (also disk, network, gpu); or nodes.")
     ] = "cpu=48,memory=128GiB",
@@ -33,49 +35,53 @@ def overcommit(
         ),
     ] = _RULES,
     levels: Annotated[
-        str, typer.Option("--overcommit", help="How much more is asked for than there is, commas between: 0%,50%,80%.")
+        str, typer.Option("--overcommit", help="How much more is requested than there is, commas between: 0%,50%,80%.")
     ] = _LEVELS,
     hosts: Annotated[
-        int | None, typer.Option("--hosts", help="Hosts of the whole fleet; default: the fewest that hold everybody.")
+        int | None,
+        typer.Option("--hosts", help="Hosts of the whole fleet; default: the fewest that hold all."),
     ] = None,
     use: Annotated[
         Path | None,
         typer.Option("--use", help="CPU use over time in per cent, a column per machine, 5 minutes per row (CSV, gz)."),
     ] = None,
     low: Annotated[
-        str | None, typer.Option("--low", help="Part of the machines that may be shrunk, where the trace does not say.")
+        str | None,
+        typer.Option("--low", help="Fraction of machines that may be shrunk, where the trace does not say."),
     ] = None,
     least: Annotated[
-        str | None, typer.Option("--least", help="No machine works with less than this part of its size: 20%.")
+        str | None, typer.Option("--least", help="No machine works with less than this fraction of its size: 20%.")
     ] = None,
-    machines: Annotated[int | None, typer.Option("--machines", help="Take so many of the trace, by lot.")] = None,
+    draw: Annotated[
+        int | None, typer.Option("--draw", help="Take this many machines of the trace, drawn at random. Default: all.")
+    ] = None,
     partitions: Annotated[
         bool, typer.Option("--partitions", help="Hosts of their own for every level of priority.")
     ] = False,
-    seed: Annotated[int, typer.Option("--seed", help="Of everything drawn by lot.")] = 0,
+    seed: options.Seed = 0,
     skip_bad: Annotated[bool, typer.Option("--skip-bad", help="Leave out lines that are no machine.")] = False,
     cores: Annotated[
-        int | None, typer.Option("--cores", help="Simulations at a time; default: as many as there are cores.")
+        int | None, typer.Option("--concurrency", help="Simulations at a time; default: as many as there are cores.")
     ] = None,
-    html: Annotated[Path | None, typer.Option("--html", help="Also write a page with plots here.")] = None,
+    html: options.Html = None,
     as_json: Json = False,
 ) -> None:
     """Put more machines on hosts than fit: shrink those of low priority, or preempt them, side by side.
 
-    Exit code 0: simulated. 2: it cannot be; bad lines of the trace are listed with their numbers (--skip-bad goes on
+    Exit code 0: simulated. 2: bad input; bad lines of the trace are listed with their numbers (--skip-bad goes on
     without them).
     """
     ways, over = _ways(rules), _shares(levels)
-    if any(number is not None and number < 1 for number in (hosts, machines, cores)):
-        raise InputError("--hosts, --machines and --cores take whole numbers from 1.")
-    found, fleet = _read(trace, host, use, low, least, machines, seed, skip_bad=skip_bad)
-    made = _simulated(found, fleet, ways, over, hosts, cores, partitioned=partitions)
-    _answer(made, html, as_json=as_json)
+    if any(number is not None and number < 1 for number in (hosts, draw, cores)):
+        raise InputError("--hosts, --draw and --cores take whole numbers from 1.")
+    trace_machines, fleet = _read(trace, host, use, low, least, draw, seed, skip_bad=skip_bad)
+    comparison = _simulated(trace_machines, fleet, ways, over, hosts, cores, partitioned=partitions)
+    _answer(comparison, html, as_json=as_json)
 
 
 def _ways(text: str) -> tuple[str, ...]:
-    from stallwise.cluster.deflation.simulator import WAYS
     from stallwise.errors import UnknownNameError
+    from stallwise.overcommit.simulator import WAYS
 
     names = [piece.strip() for piece in text.split(",") if piece.strip()]
     if names == ["all"]:
@@ -89,7 +95,7 @@ def _ways(text: str) -> tuple[str, ...]:
 
 
 def _shares(text: str) -> tuple[float, ...]:
-    found = []
+    shares = []
     for piece in text.split(","):
         number, per_cent = piece.strip().removesuffix("%"), piece.strip().endswith("%")
         try:
@@ -98,8 +104,8 @@ def _shares(text: str) -> tuple[float, ...]:
             raise InputError(f"--overcommit takes shares with commas between, 0%,50%,80%, not {piece!r}.") from None
         if not 0 <= value <= 100:
             raise InputError(f"--overcommit takes shares from 0%, not {piece.strip()}.")
-        found.append(value)
-    return tuple(dict.fromkeys(found))
+        shares.append(value)
+    return tuple(dict.fromkeys(shares))
 
 
 def _read(
@@ -112,21 +118,19 @@ def _read(
     seed: int,
     *,
     skip_bad: bool,
-) -> "tuple[Machines, Hosts]":
-    from stallwise.cluster.deflation.drawing import equipped, sample
-    from stallwise.cluster.deflation.traces import read_hosts, read_machines
-    from stallwise.cluster.deflation.usage import read_use
+) -> "tuple[VirtualMachines, Hosts]":
+    from stallwise.overcommit.traces import complete_machines, read_hosts, read_machines, read_use, sample_machines
     from stallwise.units import parse_share
 
     hosts = read_hosts(host)
-    found = sample(read_machines(path, skip_bad=skip_bad), machines, seed=seed)
+    virtual = sample_machines(read_machines(path, skip_bad=skip_bad), machines, seed=seed)
     share = None if low is None else parse_share(low)
-    found = equipped(found, None if use is None else read_use(use), low=share, seed=seed)
-    return (found if least is None else found.with_least(parse_share(least))), hosts
+    virtual = complete_machines(virtual, None if use is None else read_use(use), low=share, seed=seed)
+    return (virtual if least is None else virtual.with_least(parse_share(least))), hosts
 
 
 def _simulated(
-    machines: "Machines",
+    machines: "VirtualMachines",
     hosts: "Hosts",
     ways: tuple[str, ...],
     levels: tuple[float, ...],
@@ -134,31 +138,31 @@ def _simulated(
     cores: int | None,
     *,
     partitioned: bool,
-) -> "Overcommitted":
-    """All of it, with progress on stderr, and a word where the first call of all compiles the simulator."""
-    from stallwise.cli.progress import Teller, while_compiling
-    from stallwise.cluster.deflation.overcommitment import overcommit as run
+) -> "OvercommitComparison":
+    """Simulate with progress on stderr and a notice when the simulator is compiled."""
+    from stallwise.cli.output import ProgressReporter, compile_notice
+    from stallwise.overcommit.comparison import overcommit as run
 
-    with Teller() as teller, while_compiling() as begun:
+    with ProgressReporter() as progress, compile_notice() as begun:
 
-        def tell(what: str, done: int, of: int | None) -> None:
+        def report(subject: str, done: int, of: int | None) -> None:
             if of is not None:
                 begun()
-            teller.tell(what, done, of)
+            progress.report(subject, done, of)
 
-        return run(machines, hosts, ways, levels, whole=whole, partitioned=partitioned, cores=cores, tell=tell)
+        return run(machines, hosts, ways, levels, whole=whole, partitioned=partitioned, cores=cores, progress=report)
 
 
-def _answer(found: "Overcommitted", html: Path | None, *, as_json: bool) -> None:
+def _answer(comparison: "OvercommitComparison", html: Path | None, *, as_json: bool) -> None:
     if as_json:
-        from stallwise.report.overcommit_json import document
+        from stallwise.report.views.overcommit import document
 
-        answer(lambda: document(found), lambda: None, as_json=True)
+        answer(lambda: document(comparison), lambda: None, as_json=True)
     else:
-        from stallwise.report.overcommit import draw
+        from stallwise.report.views.overcommit import draw
 
-        answer(lambda: None, lambda: draw(found), as_json=False)
+        answer(lambda: None, lambda: draw(comparison), as_json=False)
     if html is not None:
-        from stallwise.report.overcommit_html import write_page
+        from stallwise.report.views.overcommit import page
 
-        typer.echo(f"\nThe page is {write_page(found, html)}", err=True)
+        save_page(page(comparison), html)

@@ -7,9 +7,8 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from stallwise.cli.output import Json, no
-from stallwise.cli.report import As, View, show_profile
-from stallwise.cli.torchrun import (
+from stallwise.cli.options import (
+    HangAfter,
     MasterAddr,
     MasterPort,
     Nnodes,
@@ -18,34 +17,45 @@ from stallwise.cli.torchrun import (
     RdzvBackend,
     RdzvEndpoint,
     RdzvId,
+    seconds,
 )
+from stallwise.cli.output import Json, PeriodicReporter, interrupted, unmeasured
+from stallwise.cli.run import ProfileView, ViewOption, show_profile
 
 if TYPE_CHECKING:
-    from stallwise.record.launch import Outcome, Progress
+    from stallwise.record.launch import ProfileOutcome, ProfileProgress
 
 # Everything after the script belongs to the script, options too.
 CONTEXT = {"allow_extra_args": True, "ignore_unknown_options": True, "allow_interspersed_args": False}
-
-_PROGRESS_S = 5.0
 
 
 def profile(
     context: typer.Context,
     script: Annotated[str, typer.Argument(help="The training script, or with -m a module. Its arguments follow it.")],
+    *,
     module: Annotated[bool, typer.Option("-m", "--module", help="SCRIPT is a module, as in python -m.")] = False,
     out: Annotated[
         str | None, typer.Option("-o", "--out", help="Folder of the run. Default: stallwise-runs/SCRIPT-DATE-TIME.")
     ] = None,
-    light: Annotated[bool, typer.Option("--light", help="Only watch: take nothing away, end nothing early.")] = False,
-    max_time_s: Annotated[float, typer.Option("--max-time", help="Seconds to measure at most, after warm-up.")] = 120.0,
+    light: Annotated[bool, typer.Option("--light", help="Observe only; never stop the job early.")] = False,
+    max_time: Annotated[
+        str, typer.Option("--max-time", metavar="TIME", help="Time to measure at most, after warm-up: 90s, 2min.")
+    ] = "2min",
+    until_certain: Annotated[
+        bool, typer.Option("--until-certain", help="End as soon as it is certain what limits the step.")
+    ] = False,
     max_steps: Annotated[int | None, typer.Option("--max-steps", help="Steps to measure at most.")] = None,
     cold: Annotated[bool, typer.Option("--cold/--no-cold", help="Also measure with cold data files.")] = True,
     allow_writes: Annotated[
-        bool, typer.Option("--allow-writes", help="Let checkpoints go where the script says, not to the run's scratch.")
+        bool, typer.Option("--allow-writes", help="Let files go where the script says: existing ones are overwritten.")
     ] = False,
-    hang_after_s: Annotated[
-        float, typer.Option("--hang-after", help="Seconds without a step after which the job counts as hung.")
-    ] = 300.0,
+    keep_writes: Annotated[
+        bool, typer.Option("--keep-writes", help="Keep what the script writes, in scratch/ of the run.")
+    ] = False,
+    overlay: Annotated[
+        bool, typer.Option("--overlay/--no-overlay", help="Run the job on a throw-away overlay of the file system.")
+    ] = True,
+    hang_after: HangAfter = "5min",
     nproc_per_node: NprocPerNode = None,
     nnodes: Nnodes = 1,
     node_rank: NodeRank = 0,
@@ -54,18 +64,18 @@ def profile(
     rdzv_backend: RdzvBackend = None,
     rdzv_endpoint: RdzvEndpoint = None,
     rdzv_id: RdzvId = None,
-    view: As = View.CARD,
+    view: ViewOption = ProfileView.CARD,
     as_json: Json = False,
 ) -> None:
     """Measure where a training job's time goes. The script is run as it is.
 
-    The profile ends by itself when its intervals are tight or a budget is spent; what the script saves meanwhile goes
-    to the run's scratch folder. Exit code 0: a complete profile. 1: the job failed, was interrupted or ended before
-    anything could be measured; what was measured is kept.
+    The profile ends by itself when its intervals are tight or a budget is spent; what the script writes meanwhile is
+    thrown away. Exit code 0: a complete profile, also where its bottleneck is inconclusive. 3: the job failed or ended
+    before anything could be measured; what was measured is kept. 130: interrupted, likewise.
     """
-    from stallwise.record.launch import Launch, run_profile
-    from stallwise.record.settings import Settings
-    from stallwise.record.torchrun import TorchrunOptions
+    max_time_s = seconds(max_time, "--max-time", least_s=0.01)
+    from stallwise.record.launch import Launch, TorchrunOptions, run_profile
+    from stallwise.record.rank.environment import RecordSettings
 
     options = TorchrunOptions(
         nproc_per_node=nproc_per_node,
@@ -77,14 +87,17 @@ def profile(
         rdzv_endpoint=rdzv_endpoint,
         rdzv_id=rdzv_id,
     )
-    settings = Settings(
+    settings = RecordSettings(
         folder=out or default_folder(script),
         light=light,
         cold=cold,
         max_s=max_time_s,
+        until_certain=until_certain,
         max_steps=max_steps,
         allow_writes=allow_writes,
-        hang_after_s=hang_after_s,
+        keep_writes=keep_writes,
+        overlay=overlay,
+        hang_after_s=seconds(hang_after, "--hang-after"),
     )
     launch = Launch(
         script=script,
@@ -97,35 +110,40 @@ def profile(
         settings=settings,
     )
     # The job's own output must not get between a program and our JSON.
-    outcome = run_profile(launch, Teller(max_time_s), job_stdout=sys.stderr.fileno() if as_json else None)
+    reporter: PeriodicReporter[ProfileProgress] = PeriodicReporter(lambda now: _progress_sentence(now, max_time_s))
+    outcome = run_profile(launch, reporter, job_stdout=sys.stderr.fileno() if as_json else None)
     if launch.node_rank != 0:
         sentence = f"This node's part is in {launch.folder}; node 0 shows the result."
         if outcome.exit_code or outcome.interrupted or outcome.hung:
-            raise no(f"stallwise: {what_happened(outcome)} {sentence}")
+            raise failed(outcome, f"stallwise: {failure_sentence(outcome)} {sentence}")
         typer.echo(f"stallwise: {sentence}", err=True)
         return
     _show(launch.folder, outcome, view, as_json=as_json)
 
 
-def _show(folder: Path, outcome: "Outcome", view: View, *, as_json: bool) -> None:
+def _show(folder: Path, outcome: "ProfileOutcome", view: ProfileView, *, as_json: bool) -> None:
+    from stallwise.analysis.analysis import open_run
     from stallwise.errors import RunError
-    from stallwise.record.profile import profile_of
-    from stallwise.run.reader import Run
 
-    happened = what_happened(outcome)
+    happened = failure_sentence(outcome)
     try:
-        found = profile_of(Run.open(folder)) if each_phase_was_measured(outcome) else None
+        result = open_run(folder).profile if all_phases_measured(outcome) else None
     except RunError:
-        found = None
-    if found is None:
-        raise no(f"stallwise: {too_little(outcome, happened)}")
-    show_profile(found, view, as_json=as_json)
+        result = None
+    if result is None:
+        raise failed(outcome, f"stallwise: {no_result_sentence(outcome, happened)}")
+    show_profile(result, view, as_json=as_json)
     typer.echo(f"\nThe run is in {folder}; see it again with: stallwise report {folder}", err=True)
     if happened:
-        raise no(f"stallwise: {happened} What was measured before is kept.")
+        raise failed(outcome, f"stallwise: {happened} What was measured before is kept.")
 
 
-def what_happened(outcome: "Outcome") -> str:
+def failed(outcome: "ProfileOutcome", sentence: str) -> typer.Exit:
+    """The end of a profile that is not complete: interrupted, or not to be measured."""
+    return interrupted(sentence) if outcome.interrupted else unmeasured(sentence)
+
+
+def failure_sentence(outcome: "ProfileOutcome") -> str:
     """One sentence for a job that did not end as it should; empty for one that did."""
     why, code = outcome.manifest.partial_reason or "", outcome.exit_code
     if outcome.interrupted:
@@ -138,14 +156,14 @@ def what_happened(outcome: "Outcome") -> str:
     return f"{ended}. {why}".rstrip()
 
 
-def each_phase_was_measured(outcome: "Outcome") -> bool:
-    """Without a block of every phase there is no split: all the rest would pass for compute."""
-    from stallwise.record.plan import LADDER
+def all_phases_measured(outcome: "ProfileOutcome") -> bool:
+    """Whether every phase has a block; without one the split would count the rest as compute."""
+    from stallwise.run.phases import LADDER
 
     return all(phase.blocks for phase in outcome.manifest.phases if phase.name in LADDER)
 
 
-def too_little(outcome: "Outcome", happened: str) -> str:
+def no_result_sentence(outcome: "ProfileOutcome", happened: str) -> str:
     """Why there is nothing to show, and what to do about it."""
     if happened:
         return f"{happened} Too little was measured before that to show anything."
@@ -163,23 +181,10 @@ def too_little(outcome: "Outcome", happened: str) -> str:
 
 
 def default_folder(script: str) -> str:
-    """Where a run goes that nobody gave a place."""
+    """The default folder of a run."""
     return f"stallwise-runs/{Path(script).stem}-{time.strftime('%Y%m%d-%H%M%S')}"
 
 
-class Teller:
-    """Says on stderr how far the profile is: at the start, then every few seconds."""
-
-    def __init__(self, budget_s: float) -> None:
-        self._budget_s = budget_s
-        self._last_s = 0.0
-
-    def __call__(self, now: "Progress") -> None:
-        """Where rank 0 is."""
-        if time.monotonic() - self._last_s < _PROGRESS_S:
-            return
-        self._last_s = time.monotonic()
-        left_s = max(0.0, self._budget_s - now.elapsed_s)
-        typer.echo(
-            f"stallwise: round {now.round}, {now.phase}, {now.steps} steps; at most {left_s:.0f} s left", err=True
-        )
+def _progress_sentence(progress: "ProfileProgress", budget_s: float) -> str:
+    left_s = max(0.0, budget_s - progress.elapsed_s)
+    return f"round {progress.round}, {progress.phase}, {progress.steps} steps; at most {left_s:.0f} s left"

@@ -5,14 +5,16 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
+from stallwise.cli import options
 from stallwise.cli import recommend_inputs as inputs
-from stallwise.cli.output import Exit, Json, answer, warn
+from stallwise.cli.output import Exit, Json, answer, save_page, warn
 from stallwise.errors import InputError
 
 if TYPE_CHECKING:
+    from stallwise.analysis.analysis import Analysis
+    from stallwise.analysis.job import JobModel
     from stallwise.cloud.recommend import Recommendation
-    from stallwise.cloud.subject import Subject
-    from stallwise.cloud.wish import Wish
+    from stallwise.cloud.request import RecommendRequest
     from stallwise.hardware.catalog import Catalog
     from stallwise.run.manifest import JobRecord
 
@@ -22,77 +24,150 @@ _READ_FROM = ("trace", "layer file")
 
 
 def recommend(
-    run: Annotated[Path | None, typer.Argument(metavar="[RUN]", help="The folder of a run.")] = None,
-    epochs: Annotated[float | None, typer.Option("--epochs", help="Epochs; with --epoch-samples.")] = None,
-    epoch_samples: Annotated[float | None, typer.Option("--epoch-samples", help="Samples of one epoch.")] = None,
-    samples: Annotated[float | None, typer.Option("--samples", help="Samples of the whole job, instead.")] = None,
-    deadline: Annotated[str | None, typer.Option("--deadline", help="When it has to be done: 12h.")] = None,
-    budget: Annotated[str | None, typer.Option("--budget", help="What it may cost: 500usd.")] = None,
-    sure: Annotated[str, typer.Option("--sure", help="How likely limits have to be kept.")] = "90%",
-    clouds: Annotated[list[str] | None, typer.Option("--clouds", help=f"Only these clouds. {_EVERYTHING}")] = None,
-    regions: Annotated[list[str] | None, typer.Option("--regions", help="Only these regions.")] = None,
-    gpus: Annotated[list[str] | None, typer.Option("--gpus", help="Only these GPUs or families.")] = None,
-    instances: Annotated[list[str] | None, typer.Option("--instances", help="Only these instance types.")] = None,
-    max_nodes: Annotated[int, typer.Option("--max-nodes", help="Machines at most.")] = 64,
-    retired: Annotated[bool, typer.Option("--retired", help="Also what is no longer sold.")] = False,
-    arm: Annotated[bool, typer.Option("--arm", help="Also ARM machines; your image has to fit them.")] = False,
+    run: Annotated[Path | None, typer.Argument(metavar="RUN", help="The folder of a run.")] = None,
+    *,
+    epochs: options.Epochs = None,
+    epoch_samples: options.EpochSamples = None,
+    samples: options.JobSamples = None,
+    deadline: Annotated[
+        str | None, typer.Option("--deadline", metavar="TIME", help="Time in which the job has to be done: 12h.")
+    ] = None,
+    budget: Annotated[
+        str | None, typer.Option("--budget", metavar="USD", help="What the job may cost: 500usd.")
+    ] = None,
+    confidence: Annotated[
+        str, typer.Option("--confidence", metavar="PERCENT", help="Probability with which limits have to be kept.")
+    ] = "90%",
+    clouds: Annotated[
+        list[str] | None, typer.Option("--clouds", metavar="NAMES", help=f"Only these clouds. {_EVERYTHING}")
+    ] = None,
+    regions: Annotated[
+        list[str] | None, typer.Option("--regions", metavar="NAMES", help=f"Only these regions. {_EVERYTHING}")
+    ] = None,
+    gpu: Annotated[
+        list[str] | None,
+        typer.Option(
+            "--gpu",
+            metavar="MODELS",
+            help=f"Only these GPU models or families. {_EVERYTHING}",
+            autocompletion=options.complete_gpu,
+        ),
+    ] = None,
+    instances: Annotated[
+        list[str] | None,
+        typer.Option(
+            "--instances",
+            metavar="TYPES",
+            help=f"Only these instance types. {_EVERYTHING}",
+            autocompletion=options.complete_instance,
+        ),
+    ] = None,
+    max_nodes: Annotated[int, typer.Option("--max-nodes", help="Largest number of nodes, 1 to 1024.")] = 64,
+    include_retired: Annotated[
+        bool, typer.Option("--include-retired", help="Also instance types that are no longer sold.")
+    ] = False,
+    arm: Annotated[
+        bool, typer.Option("--arm", help="Also machines with ARM CPUs; your container image has to fit them.")
+    ] = False,
     spot: Annotated[bool, typer.Option("--spot", help="Also spot machines; needs --mean-life or --lifetimes.")] = False,
     spot_only: Annotated[bool, typer.Option("--spot-only", help="Only spot machines.")] = False,
-    mean_life: Annotated[str | None, typer.Option("--mean-life", help="Mean life of a spot machine: 12h.")] = None,
-    lifetimes: Annotated[
-        str | None, typer.Option("--lifetimes", help="An event log, or GPU/REGION of a published table, instead.")
+    mean_life: Annotated[
+        str | None, typer.Option("--mean-life", metavar="TIME", help="Mean life of a spot machine: 12h.")
     ] = None,
-    keep_global_batch: Annotated[
+    lifetimes: Annotated[
+        str | None,
+        typer.Option(
+            "--lifetimes",
+            metavar="LOG",
+            help="An event log, or GPU/REGION of a published table, instead of --mean-life.",
+        ),
+    ] = None,
+    global_batch: options.GlobalBatch = None,
+    scale_batch: Annotated[
         bool,
         typer.Option(
-            "--keep-global-batch/--scale-batch",
-            help="Keep the batch of all GPUs together, or that of each GPU (epochs to accuracy change).",
+            "--scale-batch",
+            help="Let the global batch grow beyond 8 times the measured one, and count the samples that larger batches "
+            "need where the run measured its gradient noise.",
         ),
-    ] = True,
-    workers: Annotated[
-        int | None, typer.Option("--workers", help="Loader workers of each GPU. Default: as its vCPUs allow.")
+    ] = False,
+    workers: options.WorkersText = None,
+    data_in: Annotated[
+        str | None, typer.Option("--data-in", metavar="REGION", help="Region of the data; its egress is added.")
     ] = None,
-    data_in: Annotated[str | None, typer.Option("--data-in", help="Region the data lies in: adds egress.")] = None,
-    data_size: Annotated[
-        str | None, typer.Option("--data-size", help="Of the data set: 140GB. Default: bytes read × samples.")
+    dataset_size: Annotated[
+        str | None,
+        typer.Option(
+            "--dataset-size",
+            metavar="SIZE",
+            help="Size of the dataset: 140GB. Default: bytes read per sample × samples.",
+        ),
     ] = None,
     discount: Annotated[
-        list[str] | None, typer.Option("--discount", help="aws/p4d.24xlarge=30%; may be repeated.")
+        list[str] | None,
+        typer.Option("--discount", metavar="WHAT=PERCENT", help="A discount: aws/p4d.24xlarge=30%. May be repeated."),
     ] = None,
-    quota: Annotated[list[str] | None, typer.Option("--quota", help="GPUs: aws/us-east-1=16; may be repeated.")] = None,
-    terms: Annotated[Path | None, typer.Option("--terms", help="YAML with `discounts:` and `quotas:`.")] = None,
-    machine: Annotated[
-        list[str] | None, typer.Option("--machine", help="INSTANCE=FILE: a machine record goes before listed values.")
+    quota: Annotated[
+        list[str] | None,
+        typer.Option("--quota", metavar="WHERE=N", help="A quota of GPUs: aws/us-east-1=16. May be repeated."),
+    ] = None,
+    terms: Annotated[
+        Path | None, typer.Option("--terms", metavar="FILE", help="YAML file with `discounts:` and `quotas:`.")
+    ] = None,
+    machine_of: Annotated[
+        list[str] | None,
+        typer.Option(
+            "--machine-of",
+            metavar="INSTANCE=FILE",
+            help="Machine record of an instance type; it goes before listed values. May be repeated.",
+        ),
     ] = None,
     here_machine: Annotated[
         Path | None,
-        typer.Option("--here-machine", help="Machine record of the run's own machine, to hold theirs against."),
+        typer.Option(
+            "--here-machine",
+            metavar="FILE",
+            help="Machine record of the run's own machine, with which those of --machine-of are compared.",
+        ),
     ] = None,
     here_price: Annotated[
-        float | None, typer.Option("--here-price", help="Dollars per hour of one machine of the run's own.")
+        str | None,
+        typer.Option("--here-price", metavar="USD", help="Dollars per hour of one machine of the run's own: 2.50."),
     ] = None,
-    startup: Annotated[str | None, typer.Option("--startup", help="Machines there to first step: 3min.")] = None,
-    provision: Annotated[str | None, typer.Option("--provision", help="Until machines are there: 90s.")] = None,
-    evaluation: Annotated[str | None, typer.Option("--evaluation", help="After every epoch: 40s.")] = None,
-    checkpoint: Annotated[str | None, typer.Option("--checkpoint", help="One checkpoint stops it for: 5s.")] = None,
-    checkpoint_every: Annotated[str | None, typer.Option("--checkpoint-every", help="Between them: 10min.")] = None,
-    optimizer: Annotated[str, typer.Option("--optimizer", help="For memory: sgd, momentum or adam.")] = "adam",
+    startup: Annotated[
+        str | None, typer.Option("--startup", metavar="TIME", help="Time from ready machines to the first step: 3min.")
+    ] = None,
+    provision: Annotated[
+        str | None, typer.Option("--provision", metavar="TIME", help="Time until ordered machines are ready: 90s.")
+    ] = None,
+    evaluation: options.Evaluation = None,
+    checkpoint_time: options.CheckpointTime = None,
+    checkpoint_every: options.CheckpointEvery = None,
+    optimizer: options.OptimizerName = options.Optimizer.ADAM,
     parameters: Annotated[
-        str | None, typer.Option("--parameters", help="Of the model, where the run has no layers: 25.6M.")
+        str | None,
+        typer.Option("--parameters", metavar="N", help="Parameters of the model, where the run has no layers: 25.6M."),
     ] = None,
     measured: Annotated[
-        Path | None, typer.Option("--measured", help="Stash's way: a CSV of measured configurations, no prediction.")
+        Path | None,
+        typer.Option(
+            "--measured", metavar="FILE", help="CSV of measured configurations to choose from, instead of a run."
+        ),
     ] = None,
-    skypilot: Annotated[Path | None, typer.Option("--skypilot", help="Write a SkyPilot task here.")] = None,
-    slurm: Annotated[Path | None, typer.Option("--slurm", help="Write a Slurm batch file here.")] = None,
+    skypilot: Annotated[
+        Path | None, typer.Option("--skypilot", metavar="FILE", help="Write a SkyPilot task to this file.")
+    ] = None,
+    slurm: Annotated[
+        Path | None, typer.Option("--slurm", metavar="FILE", help="Write a Slurm batch file to this file.")
+    ] = None,
     torchrun: Annotated[bool, typer.Option("--torchrun", help="Also print the torchrun line of the pick.")] = False,
-    html: Annotated[Path | None, typer.Option("--html", help="Also write a page here.")] = None,
+    html: options.Html = None,
     as_json: Json = False,
 ) -> None:
-    """Recommend what to rent for a measured job: the cheapest in time, or the quickest for the money; or to stay.
+    """Recommend what to rent for a measured job: the cheapest in time, or the fastest for the money; or to stay.
 
-    Exit code 0: recommended. 1: nothing keeps the limits; what would is said. 2: it cannot be judged, and one sentence
-    says what to give.
+    Exit code 0: recommended. 1: nothing keeps the limits; stderr says what would. 2: it cannot be judged; stderr names
+    the missing option.
     """
     from stallwise.hardware.catalog import load_catalog
 
@@ -102,61 +177,61 @@ def recommend(
         return
     if run is None:
         raise InputError("Give the folder of a run, or --measured TABLE.csv.")
-    from stallwise.cloud.subject import subject_of
-    from stallwise.run.reader import Run
+    from stallwise.analysis.analysis import open_run
+    from stallwise.cloud.request import RecommendRequest, fleet_start, job_length, terms_of
 
-    if optimizer not in ("sgd", "momentum", "adam"):
-        raise InputError(f"--optimizer takes sgd, momentum or adam, not {optimizer!r}.")
     counted = inputs.count(parameters)
-    subject = subject_of(Run.open(run), catalog, optimizer=optimizer, parameters=counted)
-    begins = inputs.starting(provision, startup)
+    job = open_run(run, catalog)
+    model = job.model(options.optimizer_of(optimizer), counted)
+    start = fleet_start(inputs.seconds(provision), inputs.seconds(startup))
     losses = None
     if spot or spot_only:
-        losses = inputs.spot_terms(run, mean_life, lifetimes, begins, checkpoint, counted)
+        losses = inputs.spot_terms(job, mean_life, lifetimes, start, checkpoint_time, counted)
     elif mean_life is not None or lifetimes is not None:
         raise InputError("--mean-life and --lifetimes are of spot machines: give --spot or --spot-only as well.")
-    work = inputs.work(epochs, epoch_samples, samples)
-    from stallwise.cloud.terms import terms_of
-    from stallwise.cloud.wish import Wish
-
-    wish = Wish(
-        samples=work[0],
-        epochs=work[1],
+    epoch_size, epoch_count = job_length(epochs, epoch_samples, samples, job.epoch_samples)
+    request = RecommendRequest(
+        samples=epoch_size,
+        epochs=epoch_count,
+        cold_first=samples is None or epoch_samples is not None,
         deadline_s=inputs.seconds(deadline),
-        budget_usd=inputs.usd(budget),
-        sure=inputs.share(sure),
+        budget_usd=options.usd(budget),
+        confidence=inputs.share(confidence),
         clouds=inputs.names("cloud", clouds, catalog.clouds),
         regions=inputs.regions(regions, clouds, catalog),
-        gpus=inputs.gpus(gpus, catalog),
+        gpus=inputs.gpus(gpu, catalog),
         instances=inputs.instances(instances, catalog),
         max_nodes=max_nodes,
-        retired=retired,
+        retired=include_retired,
         arm=arm,
         on_demand=not spot_only,
         spot=losses,
-        scale_batch=not keep_global_batch,
-        workers=inputs.workers(workers),
-        data_in=inputs.place(data_in, catalog),
-        data_bytes=inputs.data_bytes(data_size, subject, epoch_samples, needed=data_in is not None),
-        provision_s=begins.provision_s,
-        startup_s=begins.startup_s,
-        said=begins.said,
+        global_batch=None if global_batch is None else float(global_batch),
+        scale_batch=scale_batch,
+        noise=job.noise if scale_batch else None,
+        workers=None if workers is None else options.workers_of(workers),
+        data_in=inputs.data_region(data_in, catalog),
+        data_bytes=inputs.data_bytes(
+            dataset_size, model, epoch_samples or job.epoch_samples, needed=data_in is not None
+        ),
+        provision_s=start.provision_s,
+        startup_s=start.startup_s,
+        assumptions=start.assumptions,
         evaluation_s=inputs.seconds(evaluation) or 0.0,
-        checkpoint_s=inputs.seconds(checkpoint) or 0.0,
+        checkpoint_s=inputs.seconds(checkpoint_time) or 0.0,
         checkpoint_every_s=inputs.seconds(checkpoint_every),
         terms=terms_of(catalog, discount or (), quota or (), terms),
-        machines=inputs.machines(machine or [], catalog),
-        here=inputs.machine(here_machine),
-        here_usd_per_h=inputs.price(here_price),
+        machines=inputs.machines(machine_of or [], catalog),
+        own_record=inputs.machine(here_machine),
+        own_usd_per_h=options.usd(here_price),
     )
-    _answer(subject, wish, catalog, run, html, skypilot, slurm, torchrun=torchrun, as_json=as_json)
+    _answer(job, model, request, html, skypilot, slurm, torchrun=torchrun, as_json=as_json)
 
 
 def _answer(
-    subject: "Subject",
-    wish: "Wish",
-    catalog: "Catalog",
-    run: Path,
+    job: "Analysis",
+    model: "JobModel",
+    request: "RecommendRequest",
     html: Path | None,
     skypilot: Path | None,
     slurm: Path | None,
@@ -164,55 +239,57 @@ def _answer(
     torchrun: bool,
     as_json: bool,
 ) -> None:
-    import datetime as dt
-
     from stallwise.cloud.recommend import recommend as decide
-    from stallwise.hardware.prices import stale_sentence
-    from stallwise.report.recommend import draw
-    from stallwise.report.recommend_json import document
+    from stallwise.hardware.prices import current_date, stale_sentence
+    from stallwise.report.views.recommend import document, draw
 
-    found = decide(subject, wish, catalog.offers, dt.date.today())
-    answer(lambda: document(found), lambda: draw(found), as_json=as_json)
-    for sentence in found.warnings:
+    recommendation = decide(model, request, job.catalog.offers, current_date(), job.links)
+    answer(lambda: document(recommendation), lambda: draw(recommendation), as_json=as_json)
+    for sentence in recommendation.warnings:
         warn(sentence)
-    if found.age is not None and found.age.stale:
-        warn(stale_sentence(found.age))
+    if recommendation.age is not None and recommendation.age.stale:
+        warn(stale_sentence(recommendation.age))
     if html is not None:
-        from stallwise.report.recommend_html import write_page
+        from stallwise.report.views.recommend import page
 
-        typer.echo(f"\nThe page is {write_page(found, html)}", err=True)
-    if found.pick is None and found.stay is None:
-        typer.echo(found.impossible or "Nothing keeps the limits.", err=True)
+        save_page(page(recommendation), html)
+    if recommendation.pick is None and recommendation.stay is None:
+        typer.echo(recommendation.impossible or "Nothing keeps the limits.", err=True)
         raise typer.Exit(Exit.NO)
-    if found.pick is not None and found.pick.spot is not None and not as_json:
+    if recommendation.pick is not None and recommendation.pick.spot is not None and not as_json:
         from stallwise.cloud.handover import spot_plan_line
 
-        typer.echo(f"\nWhat else can be done on spot: {spot_plan_line(found.pick, found)}", err=True)
-    _hand_over(found, run, skypilot, slurm, torchrun=torchrun, as_json=as_json)
+        typer.echo(f"\nWhat else can be done on spot: {spot_plan_line(recommendation.pick, recommendation)}", err=True)
+    _hand_over(recommendation, job.source, skypilot, slurm, torchrun=torchrun, as_json=as_json)
 
 
 def _hand_over(
-    found: "Recommendation", run: Path, skypilot: Path | None, slurm: Path | None, *, torchrun: bool, as_json: bool
+    recommendation: "Recommendation",
+    run: Path,
+    skypilot: Path | None,
+    slurm: Path | None,
+    *,
+    torchrun: bool,
+    as_json: bool,
 ) -> None:
     if not (skypilot or slurm or torchrun):
         return
     from stallwise.cloud.handover import ranked, skypilot_yaml, slurm_batch, torchrun_line
-    from stallwise.report.recommend import show_settings
-    from stallwise.run.manifest import read_manifest
-    from stallwise.run.redact import MASK
+    from stallwise.report.views.recommend import show_settings
+    from stallwise.run.manifest import MASK, read_manifest
 
     job = read_manifest(run).job
     command = _command(job)
-    pick = ranked(found)[0]
+    pick = ranked(recommendation)[0]
     typer.echo(f"\nGive the script: {show_settings(pick)}.", err=True)
     if any(MASK in word for word in job.arguments):
         typer.echo(f"Secrets in its arguments were masked ({MASK}); put them back before launching.", err=True)
     if torchrun:
         typer.echo(f"\n{torchrun_line(pick, command)}", err=as_json)
     if skypilot is not None:
-        _write(skypilot, skypilot_yaml(found, command), "SkyPilot task")
+        _write(skypilot, skypilot_yaml(recommendation, command), "SkyPilot task")
     if slurm is not None:
-        _write(slurm, slurm_batch(found, command), "Slurm batch file")
+        _write(slurm, slurm_batch(recommendation, command), "Slurm batch file")
 
 
 def _command(job: "JobRecord") -> list[str]:
@@ -235,20 +312,20 @@ def _measured(
     table: Path, catalog: "Catalog", epochs: float | None, deadline: str | None, budget: str | None, *, as_json: bool
 ) -> None:
     from stallwise.cloud.measured import choose_measured, read_configurations
-    from stallwise.report.recommend import draw_measured
-    from stallwise.report.recommend_json import measured_document
+    from stallwise.report.format import show_seconds, show_usd
+    from stallwise.report.views.recommend import draw_measured, measured_document
 
     if epochs is None or not epochs > 0:
         raise InputError("Say how many epochs the job has with --epochs.")
-    deadline_s, budget_usd = inputs.seconds(deadline), inputs.usd(budget)
-    found = choose_measured(read_configurations(table, catalog), epochs, deadline_s=deadline_s, budget_usd=budget_usd)
-    answer(lambda: measured_document(found), lambda: draw_measured(found), as_json=as_json)
-    if found.infeasible:
-        quickest = min(found.rows, key=lambda row: row[1])
-        cheapest = found.rows[0]
+    deadline_s, budget_usd = inputs.seconds(deadline), options.usd(budget)
+    choice = choose_measured(read_configurations(table, catalog), epochs, deadline_s=deadline_s, budget_usd=budget_usd)
+    answer(lambda: measured_document(choice), lambda: draw_measured(choice), as_json=as_json)
+    if choice.infeasible:
+        fastest = min(choice.rows, key=lambda row: row[1])
+        cheapest = choice.rows[0]
         typer.echo(
-            f"No measured configuration keeps the limits. The quickest, {quickest[0].name}, takes "
-            f"{quickest[1] / 3600:.3g} h; the cheapest, {cheapest[0].name}, costs ${cheapest[2]:,.2f}.",
+            f"No measured configuration keeps the limits. The fastest, {fastest[0].name}, takes "
+            f"{show_seconds(fastest[1])}; the cheapest, {cheapest[0].name}, costs {show_usd(cheapest[2])}.",
             err=True,
         )
         raise typer.Exit(Exit.NO)

@@ -1,23 +1,36 @@
 """`stallwise simulate`: the jobs of a trace on a cluster, under one scheduling policy after the other."""
 
-from collections.abc import Sequence
+import contextlib
+import enum
+import os
+import signal
+from collections.abc import Iterator, Sequence
 from dataclasses import replace
 from pathlib import Path
+from types import FrameType
 from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from stallwise.cli import sweeps
-from stallwise.cli.output import Json, answer
-from stallwise.errors import InputError
+from stallwise.cli import options
+from stallwise.cli.output import Json, answer, progress_line, save_page
+from stallwise.errors import InputError, UnknownNameError
 
 if TYPE_CHECKING:
-    from stallwise.cluster.comparison import Comparison
     from stallwise.cluster.job import Arrivals
-    from stallwise.cluster.sweep import Place, Run, Sweep
+    from stallwise.cluster.sweep.cases import NamedCluster, SimulationResult, Sweep
+    from stallwise.cluster.sweep.compare import SimulationComparison
     from stallwise.cluster.topology import Cluster
-    from stallwise.cluster.traces import Measured, Trace
-    from stallwise.cluster.traces.helios import Rhythm
+    from stallwise.cluster.traces import MeasuredSpeeds, Trace
+    from stallwise.cluster.traces.rhythm import Rhythm
+
+
+class EngineName(enum.StrEnum):
+    """What runs the simulations of a sweep: processes of this machine, or a Ray cluster."""
+
+    LOCAL = "local"
+    RAY = "ray"
+
 
 _POLICIES = "fifo,srtf,srsf,las,tiresias,dally,patient"
 _ARRIVALS = ("given", "batch", "poisson")
@@ -25,6 +38,7 @@ _ARRIVALS = ("given", "batch", "poisson")
 
 def simulate(
     trace: Annotated[Path, typer.Argument(metavar="TRACE", help="A trace of jobs; its format is known by its header.")],
+    *,
     cluster: Annotated[
         list[str] | None,
         typer.Option(
@@ -39,11 +53,12 @@ def simulate(
         typer.Option(
             "--policy",
             help="Names, commas between; `all` that decide at every event, `rounds` that compute allocations, "
-            "`elastic` that change the GPUs of a job; parameters as dally-manual:rack=6,net=12.",
+            "`elastic` that change the GPUs of a job; parameters as dally-manual:rack=6,net=12; or a Python file with "
+            "your own: my_policy.py, my_policy.py:ClassName.",
         ),
     ] = None,
     seeds: Annotated[
-        int, typer.Option("--seeds", help="Simulate so many times; arrivals are drawn anew (Poisson at the same rate).")
+        int, typer.Option("--seeds", help="Number of simulations; arrivals are drawn anew (Poisson at the same rate).")
     ] = 1,
     loads: Annotated[
         str, typer.Option("--loads", help="How many times as fast jobs come, commas between: 0.5,1,1.5.")
@@ -67,10 +82,11 @@ def simulate(
             help="MODEL=RUN: jobs of that model run as fast as this run, or layer file, says; several: each.",
         ),
     ] = None,
-    network: Annotated[
+    links: Annotated[
         str,
         typer.Option(
-            "--network",
+            "--links",
+            metavar="LINKS",
             help="Links that profiles are priced on: released, congested, or machine=25gbit,rack=10gbit:50us.",
         ),
     ] = "released",
@@ -81,10 +97,15 @@ def simulate(
             help="Instead of profiles: speed by width of the placement, inside a machine first: 1,0.9,0.6.",
         ),
     ] = None,
-    checkpoint: Annotated[
-        str, typer.Option("--checkpoint", help="Until a preempted job's GPUs are free again, per GPU of it: 1s.")
+    preemption_time: Annotated[
+        str,
+        typer.Option(
+            "--preemption-time", metavar="TIME", help="Time until a preempted job's GPUs are free, per GPU of it: 1s."
+        ),
     ] = "0s",
-    restart: Annotated[str, typer.Option("--restart", help="Without progress after every later start: 30s.")] = "0s",
+    restart: Annotated[
+        str, typer.Option("--restart", metavar="TIME", help="Time without progress after every later start: 30s.")
+    ] = "0s",
     deflate_to: Annotated[
         str | None,
         typer.Option(
@@ -94,22 +115,25 @@ def simulate(
         ),
     ] = None,
     gpus_per_machine: Annotated[
-        int, typer.Option("--gpus-per-machine", help="Where a topology file does not say it.")
+        int, typer.Option("--gpus-per-machine", help="GPUs of a machine, where a topology file does not say it.")
     ] = 8,
-    skip_bad: Annotated[bool, typer.Option("--skip-bad", help="Leave out lines that are no usable job.")] = False,
+    skip_bad: Annotated[
+        bool, typer.Option("--skip-bad", help="Leave out lines of the trace that are no usable job.")
+    ] = False,
     engine: Annotated[
-        str, typer.Option("--engine", help="What runs the simulations: local (processes here) or ray (a Ray cluster).")
-    ] = "local",
+        EngineName, typer.Option("--engine", help="What runs the simulations: processes here, or a Ray cluster.")
+    ] = EngineName.LOCAL,
     address: Annotated[
         str | None,
         typer.Option(
             "--address",
-            help="Of a running Ray cluster, host:6379 or auto (default: RAY_ADDRESS); without any, --engine ray starts "
+            metavar="HOST:PORT",
+            help="Address of a running Ray cluster, or auto. Default: RAY_ADDRESS; without any, --engine ray starts "
             "one on this machine.",
         ),
     ] = None,
     cores: Annotated[
-        int | None, typer.Option("--cores", help="Simulations at a time; default: as many as there are cores.")
+        int | None, typer.Option("--concurrency", help="Simulations at a time; default: as many as there are cores.")
     ] = None,
     results: Annotated[
         Path | None,
@@ -119,44 +143,62 @@ def simulate(
         ),
     ] = None,
     csv_to: Annotated[Path | None, typer.Option("--csv", help="Also write a row per simulation here, as CSV.")] = None,
-    jobs_to: Annotated[Path | None, typer.Option("--jobs", help="Also write every job's times here, as CSV.")] = None,
-    html: Annotated[Path | None, typer.Option("--html", help="Also write a page with plots here.")] = None,
+    jobs_to: Annotated[
+        Path | None, typer.Option("--jobs-csv", help="Also write every job's times here, as CSV.")
+    ] = None,
+    html: options.Html = None,
     as_json: Json = False,
 ) -> None:
     """Simulate a trace on a cluster under scheduling policies, side by side.
 
-    Exit code 0: simulated. 2: it cannot be; bad lines of the trace are listed with their numbers (--skip-bad goes on
-    without them).
+    Exit code 0: simulated. 2: bad input; bad lines of the trace are listed with their numbers (--skip-bad goes on
+    without them). 143: ended by SIGTERM.
     """
     names = _deflated(policies(policy or [_POLICIES]), deflate_to)
     clusters = _clusters(cluster, gpus_per_machine)
     factors = _numbers(loads, "--loads")
     if seeds < 1 or (cores is not None and cores < 1):
         raise InputError("--seeds and --cores take whole numbers from 1.")
-    measured = _measured(profiles, profile or [], network)
-    found, places = _read(trace, measured, slowdown, clusters, skip_bad=skip_bad)
-    how, said = _arrivals(arrivals, seeds, rate, found, factors)
-    sweep = _sweep(found, places, names, factors, seeds, how, rate, contention, (checkpoint, restart), cores)
-    sweep = replace(sweep, keep=jobs_to is not None)
-    runs = sweeps.simulated(sweep, sweeps.engine_of(engine, address, cores), results)
-    made = _compared(found, sweep, runs, said)
-    _answer(made, html, as_json=as_json)
+    measured = _measured(profiles, profile or [], links)
+    jobs_trace, named_clusters = _read(trace, measured, slowdown, clusters, skip_bad=skip_bad)
+    arrival_rule, notes = _arrivals(arrivals, seeds, rate, jobs_trace, factors)
+    from stallwise.cluster.simulator import RestartCosts
+    from stallwise.cluster.sweep.cases import Sweep
+    from stallwise.units import parse_seconds
+
+    sweep = Sweep(
+        jobs=jobs_trace.jobs,
+        clusters=named_clusters,
+        policies=names,
+        loads=factors,
+        seeds=tuple(range(seeds)),
+        arrivals=arrival_rule,
+        jobs_per_s=None if rate is None else rate / 86400,
+        costs=RestartCosts(checkpoint_s_per_gpu=parse_seconds(preemption_time), restart_s=parse_seconds(restart)),
+        contention=contention,
+        keep=jobs_to is not None,
+    )
+    if cores is not None:
+        sweep = replace(sweep, cores=cores)
+    runs = run_simulations(sweep, engine_of(engine.value, address, cores), results)
+    comparison = _compared(jobs_trace, sweep, runs, notes)
+    _answer(comparison, html, as_json=as_json)
     if csv_to is not None:
-        from stallwise.report.simulate_csv import write_rows
+        from stallwise.report.views.simulate import write_rows
 
-        typer.echo(f"The rows are in {write_rows(made, csv_to)}", err=True)
+        typer.echo(f"The rows are in {write_rows(comparison, csv_to)}", err=True)
     if jobs_to is not None:
-        from stallwise.report.simulate_jobs import write_jobs
+        from stallwise.report.views.simulate import write_jobs
 
-        typer.echo(f"The jobs are in {write_jobs(made, jobs_to)}", err=True)
+        typer.echo(f"The jobs are in {write_jobs(comparison, jobs_to)}", err=True)
 
 
-def policies(given: Sequence[str]) -> tuple[str, ...]:
-    """Names with their parameters: `fifo,dally-manual:rack=6,net=12` is two. The nearest to an unknown one is told."""
-    from stallwise.cluster.policies import GROUPS, POLICIES, ROUND_POLICIES, policy_named
+def policies(texts: Sequence[str]) -> tuple[str, ...]:
+    """Names with their parameters: `fifo,dally-manual:rack=6,net=12` is two."""
+    from stallwise.cluster.policies.catalog import GROUPS, POLICIES, ROUND_POLICIES, policy_named
 
     names: list[str] = []
-    for text in given:
+    for text in texts:
         for piece in (part.strip() for part in text.split(",")):
             if "=" in piece and ":" not in piece and names:
                 names[-1] += f",{piece}"
@@ -173,7 +215,7 @@ def policies(given: Sequence[str]) -> tuple[str, ...]:
 
 def _deflated(names: tuple[str, ...], to: str | None) -> tuple[str, ...]:
     """Beside every policy that preempts, the same with jobs that shrink instead."""
-    from stallwise.cluster.policies import policy_named
+    from stallwise.cluster.policies.catalog import policy_named
     from stallwise.units import parse_share
 
     if to is None:
@@ -181,25 +223,30 @@ def _deflated(names: tuple[str, ...], to: str | None) -> tuple[str, ...]:
     share = parse_share(to)
     if not 0 < share < 1:
         raise InputError(f"--deflate-to takes a part of the GPUs between 0 and 1, 50% or 0.5, not {to}.")
-    made: list[str] = []
+    both: list[str] = []
     for name in names:
-        known = policy_named(name)
-        made.append(name)
-        if known.rounds is None and known.preemption.kind != "never" and known.shrinking is None:
-            made.append(f"{name}{',' if ':' in name else ':'}deflate={share:g}")
-    if len(made) == len(names):
+        policy = policy_named(name)
+        both.append(name)
+        if (
+            policy.rounds is None
+            and policy.user is None
+            and policy.preemption.kind != "never"
+            and policy.shrinking is None
+        ):
+            both.append(f"{name}{',' if ':' in name else ':'}deflate={share:g}")
+    if len(both) == len(names):
         raise InputError("None of these policies preempts jobs, so there is nothing to deflate instead. Add one: srtf.")
-    return tuple(dict.fromkeys(made))
+    return tuple(dict.fromkeys(both))
 
 
-def _clusters(given: list[str] | None, gpus_per_machine: int) -> "tuple[tuple[str, Cluster], ...]":
-    from stallwise.cluster.topology_readers import parse_cluster
+def _clusters(texts: list[str] | None, gpus_per_machine: int) -> "tuple[tuple[str, Cluster], ...]":
+    from stallwise.cluster.topology import parse_cluster
 
-    if not given:
+    if not texts:
         raise InputError("Which cluster? Give --cluster racks=2,machines=8,gpus=8, or a topology file.")
     if gpus_per_machine < 1:
         raise InputError("--gpus-per-machine takes a whole number from 1.")
-    return tuple((_short(text), parse_cluster(text, gpus_per_machine)) for text in dict.fromkeys(given))
+    return tuple((_short(text), parse_cluster(text, gpus_per_machine)) for text in dict.fromkeys(texts))
 
 
 def _short(text: str) -> str:
@@ -207,7 +254,7 @@ def _short(text: str) -> str:
 
 
 def _numbers(text: str, option: str) -> tuple[float, ...]:
-    found = []
+    numbers = []
     for piece in text.split(","):
         try:
             value = float(piece)
@@ -215,12 +262,12 @@ def _numbers(text: str, option: str) -> tuple[float, ...]:
             raise InputError(f"{option} takes numbers with commas between, not {piece.strip()!r}.") from None
         if not 0 < value < float("inf"):
             raise InputError(f"{option} takes numbers above 0, not {piece.strip()}.")
-        found.append(value)
-    return tuple(dict.fromkeys(found))
+        numbers.append(value)
+    return tuple(dict.fromkeys(numbers))
 
 
-def _measured(profiles: Path | None, own: Sequence[str], network: str) -> "Measured":
-    from stallwise.cluster.traces import Measured
+def _measured(profiles: Path | None, own: Sequence[str], network: str) -> "MeasuredSpeeds":
+    from stallwise.cluster.traces import MeasuredSpeeds
 
     named: dict[str, Path] = {}
     for text in own:
@@ -230,122 +277,165 @@ def _measured(profiles: Path | None, own: Sequence[str], network: str) -> "Measu
         if not Path(path.strip()).exists():
             raise InputError(f"There is nothing at {path.strip()}. Check --profile {text}.")
         named[name.strip()] = Path(path.strip())
-    return Measured(profiles=profiles, own=tuple(named.items()), network=network)
+    return MeasuredSpeeds(profiles=profiles, own=tuple(named.items()), network=network)
 
 
 def _read(
     path: Path,
-    measured: "Measured",
+    measured: "MeasuredSpeeds",
     slowdown: str | None,
     clusters: "tuple[tuple[str, Cluster], ...]",
     *,
     skip_bad: bool,
-) -> "tuple[Trace, tuple[Place, ...]]":
+) -> "tuple[Trace, tuple[NamedCluster, ...]]":
     """The trace, every line checked against the smallest cluster, and the clusters with its speeds there."""
-    from stallwise.cluster.sweep import Place
+    from stallwise.cluster.sweep.cases import NamedCluster
     from stallwise.cluster.traces import read_trace
-    from stallwise.cluster.traces.checks import fitted, usable
-    from stallwise.cluster.traces.speeds import speeds_of
+    from stallwise.cluster.traces.rows import mark_misfits, usable_trace
+    from stallwise.cluster.traces.speeds import trace_speeds
 
     flat = None if slowdown is None else _numbers(slowdown, "--slowdown")
-    found, speeds = speeds_of(read_trace(path, measured), path, measured, flat)
+    trace, speeds = trace_speeds(read_trace(path, measured), path, measured, flat)
     least = min(cluster.gpus for _, cluster in clusters)
-    kept = usable(fitted(found, least, models=speeds.models), skip_bad=skip_bad)
-    return kept, tuple(Place(name=name, cluster=cluster, speed=speeds.on(cluster)) for name, cluster in clusters)
+    kept = usable_trace(mark_misfits(trace, least, models=speeds.models), skip_bad=skip_bad)
+    return kept, tuple(NamedCluster(name=name, cluster=cluster, speed=speeds.on(cluster)) for name, cluster in clusters)
 
 
 def _arrivals(
-    given: str | None, seeds: int, rate: float | None, trace: "Trace", loads: Sequence[float]
+    rule: str | None, seeds: int, rate: float | None, trace: "Trace", loads: Sequence[float]
 ) -> "tuple[Arrivals | Rhythm, tuple[str, ...]]":
-    """When jobs come, and a sentence where that was not asked for."""
+    """When jobs come, and a note where the default was taken."""
     batch = trace.jobs[-1].arrival_s == trace.jobs[0].arrival_s
-    if given is None:
-        given = "poisson" if (rate is not None or (seeds > 1 and not batch)) else "given"
-        drawn = given == "poisson" and rate is None
-        said = ("Seeds draw arrivals anew: Poisson at the mean rate of the trace.",) if drawn else ()
+    if rule is None:
+        rule = "poisson" if (rate is not None or (seeds > 1 and not batch)) else "given"
+        drawn = rule == "poisson" and rate is None
+        notes = ("Seeds draw arrivals anew: Poisson at the mean rate of the trace.",) if drawn else ()
     else:
-        said = ()
-    if (given == "batch" or (batch and given == "given")) and tuple(loads) != (1.0,):
+        notes = ()
+    if (rule == "batch" or (batch and rule == "given")) and tuple(loads) != (1.0,):
         raise InputError("All jobs come at once, so --loads changes nothing. Leave it out, or give --rate.")
-    if rate is not None and (rate <= 0 or given != "poisson"):
+    if rate is not None and (rate <= 0 or rule != "poisson"):
         raise InputError("--rate takes jobs per day above 0, and goes with --arrivals poisson only.")
-    if given == "poisson" and batch and rate is None:
+    if rule == "poisson" and batch and rate is None:
         raise InputError(f"All jobs of {trace.source} come at once and so have no rate. Give --rate, in jobs per day.")
-    for known in _ARRIVALS:
-        if given == known:
-            return known, said  # type: ignore[return-value]
-    return _rhythm(given), said
+    for name in _ARRIVALS:
+        if rule == name:
+            return name, notes  # type: ignore[return-value]
+    return _rhythm(rule), notes
 
 
-def _rhythm(given: str) -> "Rhythm":
-    from stallwise.cluster.traces.helios import read_rhythm
+def _rhythm(path: str) -> "Rhythm":
+    from stallwise.cluster.traces.rhythm import read_rhythm
     from stallwise.errors import UnknownNameError
 
-    if not Path(given).exists():
-        raise UnknownNameError("way to arrive (given, batch, poisson, or a file)", given, _ARRIVALS)
-    return read_rhythm(Path(given))
+    if not Path(path).exists():
+        raise UnknownNameError("way to arrive (given, batch, poisson, or a file)", path, _ARRIVALS)
+    return read_rhythm(Path(path))
 
 
-def _sweep(
-    trace: "Trace",
-    places: "tuple[Place, ...]",
-    names: tuple[str, ...],
-    loads: tuple[float, ...],
-    seeds: int,
-    arrivals: "Arrivals | Rhythm",
-    rate: float | None,
-    contention: bool,
-    times: tuple[str, str],
-    cores: int | None,
-) -> "Sweep":
-    from stallwise.cluster.simulator import Costs
-    from stallwise.cluster.sweep import Sweep
-    from stallwise.units import parse_seconds
+def _compared(
+    trace: "Trace", sweep: "Sweep", runs: "list[SimulationResult]", notes: tuple[str, ...]
+) -> "SimulationComparison":
+    from stallwise.cluster.sweep.compare import compare_policies
 
-    costs = Costs(checkpoint_s_per_gpu=parse_seconds(times[0]), restart_s=parse_seconds(times[1]))
-    made = Sweep(
-        jobs=trace.jobs,
-        places=places,
-        policies=names,
-        loads=loads,
-        seeds=tuple(range(seeds)),
-        arrivals=arrivals,
-        jobs_per_s=None if rate is None else rate / 86400,
-        costs=costs,
-        contention=contention,
-    )
-    return made if cores is None else replace(made, cores=cores)
-
-
-def _compared(trace: "Trace", sweep: "Sweep", runs: "list[Run]", said: tuple[str, ...]) -> "Comparison":
-    from stallwise.cluster.comparison import compared
-
-    if sweep.contention and not any(getattr(place.speed, "shares", False) for place in sweep.places):
-        said = (*said, "Nothing is known about the traffic of these jobs, so --contention changes nothing.")
+    if sweep.contention and not any(place.speed is not None and place.speed.shares for place in sweep.clusters):
+        notes = (*notes, "Nothing is known about the traffic of these jobs, so --contention changes nothing.")
     for name in sweep.policies:
         shrunk = sum(run.metrics.deflations for run in runs if run.case.policy == name)
         if shrunk:
-            said = (*said, f"{name}: jobs gave GPUs {shrunk:,} times instead of being stopped.")
-    from stallwise.cluster.policies import GROUPS, KNOWS, ROUND_POLICIES
+            notes = (*notes, f"{name}: jobs gave GPUs {shrunk:,} times instead of being stopped.")
+        due = sum(run.metrics.deadlines for run in runs if run.case.policy == name)
+        if due:
+            met = sum(run.metrics.deadlines_met for run in runs if run.case.policy == name)
+            notes = (*notes, f"{name}: {met:,} of {due:,} deadlines met.")
+    from stallwise.cluster.policies.catalog import GROUPS, KNOWS, ROUND_POLICIES
 
     names = (policy.partition(":")[0] for policy in sweep.policies)
-    asked = [name for name in dict.fromkeys(names) if name in ROUND_POLICIES]
-    knows = [f"{name} knows of a job: {KNOWS[name]}." for name in asked]
-    if growing := [name for name in asked if name in GROUPS["elastic"]]:
+    round_policies = [name for name in dict.fromkeys(names) if name in ROUND_POLICIES]
+    knows = [f"{name} knows of a job: {KNOWS[name]}." for name in round_policies]
+    if growing := [name for name in round_policies if name in (*GROUPS["elastic"], *GROUPS["deadlines"])]:
         knows.append(f"Jobs grow and shrink under {', '.join(growing)}: nothing is counted as lost there.")
-    return compared(trace, sweep, runs, (*said, *knows))
+    return compare_policies(trace, sweep, runs, (*notes, *knows))
 
 
-def _answer(found: "Comparison", html: Path | None, *, as_json: bool) -> None:
+def _answer(comparison: "SimulationComparison", html: Path | None, *, as_json: bool) -> None:
     if as_json:
-        from stallwise.report.simulate_json import document
+        from stallwise.report.views.simulate import document
 
-        answer(lambda: document(found), lambda: None, as_json=True)
+        answer(lambda: document(comparison), lambda: None, as_json=True)
     else:
-        from stallwise.report.simulate import draw
+        from stallwise.report.views.simulate import draw
 
-        answer(lambda: None, lambda: draw(found), as_json=False)
+        answer(lambda: None, lambda: draw(comparison), as_json=False)
     if html is not None:
-        from stallwise.report.simulate_html import write_page
+        from stallwise.report.views.simulate import page
 
-        typer.echo(f"\nThe page is {write_page(found, html)}", err=True)
+        save_page(page(comparison), html)
+
+
+if TYPE_CHECKING:
+    from stallwise.cluster.sweep.cases import Engine, SimulationResult, Sweep
+
+ENGINES = ("local", "ray")
+
+
+def engine_of(name: str, address: str | None, cores: int | None) -> "Engine":
+    """An engine by its name."""
+    from stallwise.cluster.sweep.cases import available_cores
+    from stallwise.cluster.sweep.local import LocalEngine
+
+    if name == "local":
+        if address is not None:
+            raise InputError("--address is that of a Ray cluster. Give --engine ray too, or leave it out.")
+        return LocalEngine(cores or available_cores())
+    if name == "ray":
+        from stallwise.cluster.sweep.ray import RayEngine, ray_package
+
+        address = address or os.environ.get("RAY_ADDRESS") or None
+        ray_package(address)  # say at once that it is missing, not after a trace was read
+        return RayEngine(cores, address)
+    raise UnknownNameError(f"engine ({', '.join(ENGINES)})", name, ENGINES)
+
+
+def run_simulations(sweep: "Sweep", engine: "Engine", results: Path | None) -> "list[SimulationResult]":
+    """Run the sweep with progress on stderr and a notice when the simulator is compiled."""
+    from stallwise.cli.output import ProgressReporter, compile_notice
+    from stallwise.cluster.sweep.results import ResultsFile
+    from stallwise.cluster.sweep.sweep import run_sweep
+
+    if results is not None and sweep.keep:
+        raise InputError("--jobs needs every simulation whole, and --results keeps figures only. Leave out one.")
+    journal = contextlib.nullcontext() if results is None else ResultsFile(results, progress_line)
+    with journal as kept, ProgressReporter() as progress, compile_notice() as begun, _exit_on_sigterm():
+
+        def tell(what: str, done: int, of: int) -> None:
+            begun()
+            progress.report(what, done, of)
+
+        return run_sweep(sweep, tell, engine=engine, journal=kept)
+
+
+@contextlib.contextmanager
+def _exit_on_sigterm() -> Iterator[None]:
+    """Exit on SIGTERM, as batch systems send it, ending workers as after Ctrl-C."""
+
+    ended = 0
+
+    def leave(number: int, _: FrameType | None) -> None:
+        nonlocal ended
+        ended = 128 + number
+        raise SystemExit(ended)
+
+    try:
+        before = signal.signal(signal.SIGTERM, leave)
+    except ValueError:  # not the main thread
+        yield
+        return
+    try:
+        yield
+    except BaseException:
+        if ended:  # Ray, interrupted while it waits, makes something else of it
+            raise SystemExit(ended) from None
+        raise
+    finally:
+        signal.signal(signal.SIGTERM, before)

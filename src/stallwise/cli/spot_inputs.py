@@ -1,4 +1,4 @@
-"""What `stallwise spot` is told, turned into facts: logs, zones, prices, other kinds of machines, times."""
+"""Options of `stallwise spot` as values: logs, zones, prices, other kinds of machines, times."""
 
 import math
 from collections.abc import Sequence
@@ -9,41 +9,57 @@ from typing import TYPE_CHECKING
 from stallwise.errors import InputError
 
 if TYPE_CHECKING:
-    from stallwise.spot.lifetimes.log import Log, Trace
+    from stallwise.analysis.analysis import Analysis
+    from stallwise.spot.lifetimes.log import AvailabilityTrace, LifetimeLog
     from stallwise.spot.lifetimes.models import Lifetime
-    from stallwise.spot.plan.fleet import Kind, OnLoss
-    from stallwise.spot.plan.measured import Measured
-    from stallwise.spot.plan.price import PriceRule, Prices
+    from stallwise.spot.plan.fleet import MachineKind, OnLoss
+    from stallwise.spot.plan.prices import PriceRule, SpotPrices
+    from stallwise.spot.plan.times import RecordedJob
 
 _MIX = ("count", "on-demand", "speed", "lifetimes", "mean-life", "instance", "region", "price", "spot-price", "name")
 
 
-def log(text: str) -> "Log":
+def log(text: str) -> "LifetimeLog":
     """A file, or a published table."""
-    from stallwise.spot.lifetimes.published import watched_in
+    from stallwise.spot.lifetimes.published import published_lifetimes_in
     from stallwise.spot.lifetimes.readers import read_log
 
     path = Path(text)
     gpu, slash, region = text.partition("/")
     if slash and not path.exists() and "/" not in region and "." not in region:
-        return watched_in(gpu, region).log()
+        return published_lifetimes_in(gpu, region).log()
     return read_log(path)
 
 
-def measured(path: Path) -> "Measured":
+def measured(job: "Analysis") -> "RecordedJob":
     """What the run says of the job."""
-    from stallwise.record.summary import summarise
-    from stallwise.run.reader import Run
-    from stallwise.spot.plan.measured import measured_of
+    from stallwise.spot.plan.times import recorded_job
 
-    run = Run.open(path)
-    phases = [phase for phase in summarise(run).phases if phase.step_s is not None]
-    if not phases:
-        raise InputError(f"The run at {path} has no steps that were kept. Profile the job again, for longer.")
-    chosen = next((phase for phase in phases if phase.name == "as is"), phases[0])
-    if chosen.step_s is None:
-        raise InputError(f"The run at {path} has no steps that were kept. Profile the job again, for longer.")
-    return measured_of(run, chosen.step_s, chosen.samples_per_s.value if chosen.samples_per_s else None)
+    chosen = job.as_is
+    if chosen is None or chosen.step_s is None:
+        raise InputError(f"The run at {job.source} has no steps that were kept. Profile the job again, for longer.")
+    return recorded_job(job.run, chosen.step_s, chosen.samples_per_s.value if chosen.samples_per_s else None)
+
+
+def speed_on(job: "Analysis", machines: int, instance: str | None) -> tuple[float, list[str]]:
+    """Samples per second of the job on `machines` machines over those as recorded, and what had to be assumed.
+
+    The step is that of `Analysis.on`. Where it cannot be predicted, machines are taken to add up.
+    """
+    recorded = max(1, job.run.manifest.world.nnodes)
+    if machines == recorded and instance is None:
+        return 1.0, []
+    try:
+        prediction = job.on(instance=instance, nodes=machines)
+    except InputError as error:
+        linear = machines / recorded
+        return linear, [f"{machines} machines are taken to do {linear:.3g} times the work of {recorded}: {error}"]
+    if prediction.speedup is None:
+        return machines / recorded, ["The links of the run are not known: machines are taken to add up."]
+    setup = prediction.setup
+    fleet = f"{machines} machines with {setup.gpus} × {setup.device}"
+    times = f"do {prediction.speedup:.3g} times the work of the recorded {recorded}"
+    return prediction.speedup, [f"{fleet} {times}, as predicted by stallwise whatif.", *prediction.assumptions]
 
 
 def prices(
@@ -57,13 +73,13 @@ def prices(
             )
         return price, spot_price, []
     from stallwise.hardware.catalog import load_catalog
-    from stallwise.hardware.offer import by_price
+    from stallwise.hardware.instance import by_price
 
     catalog = load_catalog()
-    found, said = {}, []
-    for market, given in (("on-demand", price), ("spot", spot_price)):
-        if given is not None:
-            found[market] = given
+    usd_per_h, notes = {}, []
+    for market, value in (("on-demand", price), ("spot", spot_price)):
+        if value is not None:
+            usd_per_h[market] = value
             continue
         offers = catalog.find(catalog.query(instance=instance, region=region, market=market, retired=True))  # type: ignore[arg-type]
         if not offers:
@@ -73,18 +89,18 @@ def prices(
                 f"The catalog lists no {market} price of {instance}{where}. Give {option}, or another --region."
             )
         offer = min(offers, key=by_price)
-        found[market] = offer.usd_per_h
-        said.append(f"{market.capitalize()} price of {instance} in {offer.region}: ${offer.usd_per_h:.4g}/h, listed.")
-    return found["on-demand"], found["spot"], said
+        usd_per_h[market] = offer.usd_per_h
+        notes.append(f"{market.capitalize()} price of {instance} in {offer.region}: ${offer.usd_per_h:.4g}/h, listed.")
+    return usd_per_h["on-demand"], usd_per_h["spot"], notes
 
 
 def zones(
     lifetimes: Sequence[str], mean_life: str | None, prices: tuple[float, float], machines: int, age_s: float = 0.0
-) -> "list[tuple[str, Kind, Trace | None]]":
+) -> "list[tuple[str, MachineKind, AvailabilityTrace | None]]":
     """The zone planned for, and others to compare with."""
     from stallwise.spot.lifetimes.models import Exponential
-    from stallwise.spot.plan.fleet import Kind
-    from stallwise.spot.plan.history import usable
+    from stallwise.spot.plan.fleet import MachineKind
+    from stallwise.spot.plan.history import usable_trace
     from stallwise.units import parse_seconds
 
     if bool(lifetimes) == (mean_life is not None):
@@ -93,8 +109,8 @@ def zones(
             "stallwise spot fit published) or --mean-life 12h."
         )
 
-    def kind(name: str, life: "Lifetime", age_s: float) -> Kind:
-        return Kind(name=name, usd_per_h=prices[0], spot_usd_per_h=prices[1], life=life, age_s=age_s)
+    def kind(name: str, life: "Lifetime", age_s: float) -> MachineKind:
+        return MachineKind(name=name, usd_per_h=prices[0], spot_usd_per_h=prices[1], life=life, age_s=age_s)
 
     if mean_life is not None:
         mean_s = parse_seconds(mean_life)
@@ -102,100 +118,113 @@ def zones(
             raise InputError(f"--mean-life takes a time above 0, not {mean_life!r}.")
         name = f"a mean life of {mean_life}, whatever the age"
         return [(name, kind(name, Exponential(mean_s), age_s), None)]
-    found: list[tuple[str, Kind, Trace | None]] = []
+    choices: list[tuple[str, MachineKind, AvailabilityTrace | None]] = []
     for text in _with_neighbours(lifetimes):
         name, life, trace = zone(text)
         # Only the first zone has machines already.
-        found.append((name, kind(name, life, 0.0 if found else age_s), usable(trace, machines)))
-    return found
+        choices.append((name, kind(name, life, 0.0 if choices else age_s), usable_trace(trace, machines)))
+    return choices
 
 
 def _with_neighbours(lifetimes: Sequence[str]) -> list[str]:
     """One published table brings the other regions of its GPU along, to compare with."""
-    from stallwise.spot.lifetimes.published import watched
+    from stallwise.spot.lifetimes.published import published_lifetimes
 
     gpu, _, region = lifetimes[0].partition("/")
-    others = [one for one in watched() if one.gpu.lower() == gpu.lower() and one.region.lower() != region.lower()]
+    others = [
+        one for one in published_lifetimes() if one.gpu.lower() == gpu.lower() and one.region.lower() != region.lower()
+    ]
     if len(lifetimes) > 1 or Path(lifetimes[0]).exists():
         return list(lifetimes)
     return [*lifetimes, *(f"{one.gpu}/{one.region}" for one in others)]
 
 
-def zone(text: str) -> "tuple[str, Lifetime, Trace | None]":
+def zone(text: str) -> "tuple[str, Lifetime, AvailabilityTrace | None]":
     """What a log or a published table says: its name, the lifetime, and the trace where it holds one."""
-    from stallwise.spot.lifetimes.fit import estimate
-    from stallwise.spot.lifetimes.published import watched_in
+    from stallwise.spot.lifetimes.fit import estimate_lifetime
+    from stallwise.spot.lifetimes.published import published_lifetimes_in
 
-    found_log = log(text)
+    life_log = log(text)
     if not Path(text).exists():
         gpu, _, region = text.partition("/")
-        table = watched_in(gpu, region)
+        table = published_lifetimes_in(gpu, region)
         name = f"{table.gpu} in {table.region}, {table.machines} machines watched in 2019, 24 h limit"
         return name, table.life(), None
-    found = estimate(found_log.lives, found_log.source)
-    name = f"{found_log.source}, {found.machines:,} machines, {found.losses:,} lost"
-    return name, found.curve, found_log.trace
+    lifetimes = estimate_lifetime(life_log.lives, life_log.source)
+    name = f"{life_log.source}, {lifetimes.machines:,} machines, {lifetimes.losses:,} lost"
+    return name, lifetimes.curve, life_log.trace
 
 
 def times(
-    job: "Measured",
+    job: "RecordedJob",
     checkpoint_time: str | None,
     checkpoint_size: str | None,
     provision: str | None,
     restart: str | None,
 ) -> tuple[float, float, float, list[str]]:
     """Seconds to save, to get a machine, to go on; with a sentence for each that was neither given nor measured."""
-    from stallwise.spot.plan.regress import checkpoint_time as guess_save
-    from stallwise.spot.plan.regress import machine_start, worker_start
+    from stallwise.spot.plan.times import machine_start, worker_start
+    from stallwise.units import parse_seconds
+
+    save_s, notes = save_time(job, checkpoint_time, checkpoint_size)
+    guesses = []
+    for option, text, guess in (("--provision", provision, machine_start()), ("--restart", restart, worker_start())):
+        guesses.append(guess.s if text is None else parse_seconds(text))
+        if text is None:
+            notes.append(f"{guess.note} Give {option}.")
+    return save_s, guesses[0], guesses[1], notes
+
+
+def save_time(
+    job: "RecordedJob",
+    time: str | None,
+    size: str | None,
+    *,
+    time_option: str = "--checkpoint-time",
+    size_option: str = "--checkpoint-size",
+) -> tuple[float, list[str]]:
+    """Seconds of one checkpoint, as given, recorded or by its size; with what was assumed, by the caller's options."""
+    from stallwise.spot.plan.times import checkpoint_time
     from stallwise.units import parse_bytes, parse_seconds
 
-    said: list[str] = []
-    size = parse_bytes(checkpoint_size) if checkpoint_size is not None else None
-    if checkpoint_time is not None:
-        save_s = parse_seconds(checkpoint_time)
-    elif size is None and job.checkpoint_s is not None:
-        save_s = job.checkpoint_s
-        said.append(
-            f"Saving takes {save_s:.3g} s, the mean of those in the record ({job.checkpoints}). A profile saves to a "
-            "scratch folder; to storage that outlives the machine it may take longer: --checkpoint-time."
-        )
-    elif size is not None or job.checkpoint_bytes is not None:
-        if size is None:
-            said.append("A checkpoint holds 12 bytes per parameter, weights and two moments. Give --checkpoint-size.")
-        guess = guess_save(size or job.checkpoint_bytes or 0)
-        save_s = guess.s
-        said.append(guess.said)
-    else:
+    size_bytes = parse_bytes(size) if size is not None else None
+    if time is not None:
+        return parse_seconds(time), []
+    if size_bytes is None and job.checkpoint_s is not None:
+        return job.checkpoint_s, [
+            f"Saving takes {job.checkpoint_s:.3g} s, the mean of those in the record ({job.checkpoints}). A profile "
+            f"saves to a scratch folder; to storage that outlives the machine it may take longer: {time_option}."
+        ]
+    if size_bytes is None and job.checkpoint_bytes is None:
         raise InputError(
-            f"The run {job.source} says nothing about checkpoints or the size of the model. Give --checkpoint-time."
+            f"The run {job.source} says nothing about checkpoints or the size of the model. Give {time_option}."
         )
-    guesses = []
-    for given, guess in ((provision, machine_start()), (restart, worker_start())):
-        guesses.append(guess.s if given is None else parse_seconds(given))
-        if given is None:
-            said.append(guess.said)
-    return save_s, guesses[0], guesses[1], said
+    notes = []
+    if size_bytes is None:
+        notes.append(f"A checkpoint holds 12 bytes per parameter, weights and two moments. Give {size_option}.")
+    guess = checkpoint_time(size_bytes or job.checkpoint_bytes or 0)
+    return guess.s, [*notes, f"{guess.note} Measure yours and give {time_option}."]
 
 
 def age_s(text: str | None) -> float:
-    """Of the machines the job starts on; 0 for fresh ones."""
+    """Age of the machines the job starts on, in seconds; 0 for fresh ones."""
     from stallwise.units import parse_seconds
 
     return 0.0 if text is None else parse_seconds(text)
 
 
 def interval_s(text: str | None) -> float | None:
-    """None: find the best; infinite for `none`."""
+    """Seconds between checkpoints; None: find the best; infinite for `none`."""
     from stallwise.units import parse_seconds
 
     if text is None:
         return None
     if text == "none":
         return math.inf
-    found = parse_seconds(text)
-    if found <= 0:
+    value_s = parse_seconds(text)
+    if value_s <= 0:
         raise InputError(f"--interval takes a time above 0, or none, not {text!r}.")
-    return found
+    return value_s
 
 
 def on_loss(text: str) -> "OnLoss":
@@ -210,64 +239,66 @@ def on_loss(text: str) -> "OnLoss":
 
 
 @dataclass(frozen=True)
-class MovingPrices:
+class SpotPriceHistory:
     """Prices over time, the rule that follows them, the base price they are measured against, and a sentence."""
 
-    prices: "Prices | None"
+    prices: "SpotPrices | None"
     rule: "PriceRule"
-    said: tuple[str, ...] = ()
+    notes: tuple[str, ...] = ()
 
 
-def moving_prices(
+def spot_price_history(
     history: Path | None, instance: str | None, zone: str | None, cap: float | None, spend: float | None
-) -> MovingPrices:
-    """From --price-history and what goes with it."""
-    from stallwise.spot.plan.price import PriceRule
-    from stallwise.spot.plan.price_files import read_prices
+) -> SpotPriceHistory:
+    """Prices over time and the rule that follows them, from --price-history and its options."""
+    from stallwise.spot.plan.prices import PriceRule, read_prices
 
     rule = PriceRule(cap_usd_per_h=math.inf if cap is None else cap, spend_usd_per_h=spend)
     if history is None:
         if rule.moves or zone is not None:
             raise InputError("--price-cap, --spend and --price-zone need --price-history: prices that move.")
-        return MovingPrices(None, rule)
-    found = read_prices(history, instance=instance, zone=zone)
-    said = (
-        f"Prices of {found.name}: {len(found.at_s):,} over {found.days:.3g} days, ${found.usd_per_h.min():.4g} to "
-        f"${found.usd_per_h.max():.4g}/h, mean ${found.mean_usd_per_h:.4g}; between two the first holds. They say "
+        return SpotPriceHistory(None, rule)
+    moved = read_prices(history, instance=instance, zone=zone)
+    sentence = (
+        f"Prices of {moved.name}: {len(moved.at_s):,} over {moved.days:.3g} days, ${moved.usd_per_h.min():.4g} to "
+        f"${moved.usd_per_h.max():.4g}/h, mean ${moved.mean_usd_per_h:.4g}; between two the first holds. They say "
         "nothing of losses, which are drawn apart from them."
     )
-    return MovingPrices(found, rule, (said,))
+    return SpotPriceHistory(moved, rule, (sentence,))
 
 
-def other_kinds(mixes: Sequence[str], machines: int) -> "tuple[list[tuple[Kind, int, int]], list[str]]":
+def other_kinds(mixes: Sequence[str], machines: int) -> "tuple[list[tuple[MachineKind, int, int]], list[str]]":
     """Machines of other kinds, each from one --mix, and where their prices come from."""
-    found, said = [], []
+    kinds, notes = [], []
     for text in mixes:
-        given = _pairs(text)
-        count, on_demand = _whole(given, "count", text), _whole(given, "on-demand", text) if "on-demand" in given else 0
+        values = _pairs(text)
+        count, on_demand = (
+            _whole(values, "count", text),
+            _whole(values, "on-demand", text) if "on-demand" in values else 0,
+        )
         if count < 1 or not 0 <= on_demand <= count:
             raise InputError(
                 f"--mix {text!r}: {on_demand} of {count} machines on-demand is no mix. Correct the counts."
             )
         rates = prices(
-            given.get("instance"), given.get("region"), _number(given, "price"), _number(given, "spot-price")
+            values.get("instance"), values.get("region"), _number(values, "price"), _number(values, "spot-price")
         )
-        lifetimes = [given["lifetimes"]] if "lifetimes" in given else []
-        name, kind, _ = zones(lifetimes, given.get("mean-life"), rates[:2], machines)[0]
-        speed = _number(given, "speed")
+        lifetimes = [values["lifetimes"]] if "lifetimes" in values else []
+        name, kind, _ = zones(lifetimes, values.get("mean-life"), rates[:2], machines)[0]
+        speed = _number(values, "speed")
         if speed is None or speed <= 0:
-            raise InputError(f"--mix {text!r} needs speed=: work per second beside one of --machines, like speed=0.4.")
-        label = given.get("name") or given.get("instance") or name
-        found.append((_renamed(kind, label, speed), count - on_demand, on_demand))
-        said += [*rates[2], f"{label}: {count} machines, each {speed:g} times as fast as one of the others. {name}."]
-    return found, said
+            raise InputError(f"--mix {text!r} needs speed=: work per second beside one of --nodes, like speed=0.4.")
+        label = values.get("name") or values.get("instance") or name
+        kinds.append((_renamed(kind, label, speed), count - on_demand, on_demand))
+        notes += [*rates[2], f"{label}: {count} machines, each {speed:g} times as fast as one of the others. {name}."]
+    return kinds, notes
 
 
 def _pairs(text: str) -> dict[str, str]:
     """`count=3,speed=0.4,…`; a sentence for what is not known."""
     from stallwise.errors import UnknownNameError
 
-    found = {}
+    pairs = {}
     for part in text.split(","):
         key, equals, value = (piece.strip() for piece in part.partition("="))
         if not equals or not value:
@@ -276,32 +307,32 @@ def _pairs(text: str) -> dict[str, str]:
             )
         if key not in _MIX:
             raise UnknownNameError("part of --mix", key, _MIX)
-        found[key] = value
-    return found
+        pairs[key] = value
+    return pairs
 
 
-def _number(given: dict[str, str], key: str) -> float | None:
+def _number(values: dict[str, str], key: str) -> float | None:
     try:
-        return float(given[key]) if key in given else None
+        return float(values[key]) if key in values else None
     except ValueError:
-        raise InputError(f"--mix: {key}={given[key]!r} is no number. Correct it.") from None
+        raise InputError(f"--mix: {key}={values[key]!r} is no number. Correct it.") from None
 
 
-def _whole(given: dict[str, str], key: str, text: str) -> int:
-    value = _number(given, key)
+def _whole(values: dict[str, str], key: str, text: str) -> int:
+    value = _number(values, key)
     if value is None or value != int(value):
         raise InputError(f"--mix {text!r} needs {key}= as a whole number.")
     return int(value)
 
 
-def _renamed(kind: "Kind", name: str, speed: float) -> "Kind":
+def _renamed(kind: "MachineKind", name: str, speed: float) -> "MachineKind":
     from dataclasses import replace
 
     return replace(kind, name=name, speed=speed)
 
 
 def equal_shares(shares: str | None, on_loss: str) -> bool:
-    """Whether kinds do equal shares: as a synchronous job does unless told otherwise."""
+    """Whether kinds do equal shares: as a synchronous job does by default."""
     from stallwise.errors import UnknownNameError
 
     if shares not in (None, "equal", "by-speed"):

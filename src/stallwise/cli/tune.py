@@ -7,53 +7,50 @@ import sys
 import tempfile
 import time
 from collections.abc import Iterator
+from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from stallwise.cli.output import Exit, Json, answer, no
-from stallwise.cli.profile import CONTEXT, default_folder, too_little, what_happened
-from stallwise.cli.torchrun import NprocPerNode
+from stallwise.cli.options import HangAfter, NprocPerNode, seconds
+from stallwise.cli.output import Exit, Json, PeriodicReporter, answer, interrupted, progress_line
+from stallwise.cli.profile import CONTEXT, default_folder, failed, failure_sentence, no_result_sentence
 
 if TYPE_CHECKING:
-    from stallwise.record.launch import Launch, Outcome, Progress
-    from stallwise.tune.result import Tuning
+    from stallwise.record.launch import Launch, ProfileOutcome, ProfileProgress
+    from stallwise.tune.search import TuneResult
 
 __all__ = ["CONTEXT", "tune"]
-
-_PROGRESS_S = 5.0
 
 
 def tune(
     context: typer.Context,
     script: Annotated[str, typer.Argument(help="The training script, or with -m a module. Its arguments follow it.")],
+    *,
     module: Annotated[bool, typer.Option("-m", "--module", help="SCRIPT is a module, as in python -m.")] = False,
     out: Annotated[
         str | None,
         typer.Option("-o", "--out", help="Folder of the profile's run. Default: stallwise-runs/SCRIPT-DATE-TIME."),
     ] = None,
     dry_run: Annotated[bool, typer.Option("--dry-run", help="Profile and predict; try nothing.")] = False,
-    max_time_s: Annotated[float, typer.Option("--max-time", help="Seconds for all of it, launches included.")] = 240.0,
-    hang_after_s: Annotated[
-        float, typer.Option("--hang-after", help="Seconds without a step after which the job counts as hung.")
-    ] = 300.0,
+    max_time: Annotated[
+        str, typer.Option("--max-time", metavar="TIME", help="Time for all of it, launches included: 5min.")
+    ] = "4min",
+    hang_after: HangAfter = "5min",
     nproc_per_node: NprocPerNode = None,
     as_json: Json = False,
 ) -> None:
     """Find settings that make a training job faster, try them on it, and keep what helps.
 
     The script is launched a few times as it is; what it saves meanwhile goes to scratch. Batch size, precision and all
-    else that would change the training stay. Exit code 0: an answer, also that nothing helps. 1: the job failed, was
-    interrupted or is too short to be measured.
+    else that would change the training stay. Exit code 0: an answer, also that nothing helps. 2: bad input. 3: the job
+    failed or is too short to be measured. 130: interrupted.
     """
-    from stallwise.errors import InputError
-    from stallwise.record.launch import Launch
-    from stallwise.record.settings import Settings
-    from stallwise.record.torchrun import TorchrunOptions
+    from stallwise.record.launch import Launch, TorchrunOptions
+    from stallwise.record.rank.environment import RecordSettings
 
-    if not max_time_s > 0:
-        raise InputError(f"--max-time takes seconds above 0, not {max_time_s:g}.")
+    max_time_s = seconds(max_time, "--max-time")
     options = TorchrunOptions(nproc_per_node=nproc_per_node)
     launch = Launch(
         script=script,
@@ -61,58 +58,81 @@ def tune(
         module=module,
         torchrun=options.arguments(),
         world=options.world(),
-        settings=Settings(folder=out or default_folder(script), cold=False, hang_after_s=hang_after_s),
+        settings=RecordSettings(
+            folder=out or default_folder(script), cold=False, hang_after_s=seconds(hang_after, "--hang-after")
+        ),
     )
     try:
         with _terminated_is_interrupted():
-            found, outcome = _search(launch, max_time_s, dry_run=dry_run)
+            result, outcome = _search(launch, max_time_s, dry_run=dry_run)
     except KeyboardInterrupt:
-        raise no("stallwise: The tuning was interrupted before anything was measured.") from None
-    if found is None:
-        happened = "The tuning was interrupted." if outcome.interrupted else what_happened(outcome)
-        raise no(f"stallwise: {too_little(outcome, happened)}")
-    _show(found, as_json=as_json)
+        raise interrupted("stallwise: The tuning was interrupted before anything was measured.") from None
+    if result is None:
+        happened = "The tuning was interrupted." if outcome.interrupted else failure_sentence(outcome)
+        raise failed(outcome, f"stallwise: {no_result_sentence(outcome, happened)}")
+    _show_result(result, as_json=as_json)
     typer.echo(f"\nThe profile is in {launch.folder}; see it with: stallwise report {launch.folder}", err=True)
-    if found.interrupted:
-        raise typer.Exit(Exit.NO)
+    if result.interrupted:
+        raise typer.Exit(Exit.INTERRUPTED)
 
 
-def _search(launch: "Launch", max_time_s: float, *, dry_run: bool) -> "tuple[Tuning | None, Outcome]":
+def _search(launch: "Launch", max_time_s: float, *, dry_run: bool) -> "tuple[TuneResult | None, ProfileOutcome]":
     from stallwise.tune.search import tune as search
-    from stallwise.tune.trial import Bench
+    from stallwise.tune.trials import TrialRunner
 
     # Beside the run: checkpoints that trials write to scratch may be large, and /tmp small.
     with _aside(launch.folder.parent) as folder:
-        bench = Bench(launch=launch, folder=folder, job_stdout=sys.stderr.fileno(), progress=_Teller())
-        return search(bench, max_s=max_time_s, dry_run=dry_run, tell=_tell)
+        bench = TrialRunner(
+            launch=replace(launch, shared_folders=(str(folder),)),
+            folder=folder,
+            job_stdout=sys.stderr.fileno(),
+            progress=PeriodicReporter(_profile_sentence),
+        )
+        return search(bench, max_s=max_time_s, dry_run=dry_run, tell=progress_line)
 
 
-def _show(found: "Tuning", *, as_json: bool) -> None:
+def _show_result(result: "TuneResult", *, as_json: bool) -> None:
     def document() -> object:
-        from stallwise.report.tune_json import document
+        from stallwise.report.views.tune import document
 
-        return document(found)
+        return document(result)
 
     def draw() -> object:
-        from stallwise.report.tune import draw
+        from stallwise.report.views.tune import draw
 
-        return draw(found)
+        return draw(result)
 
     answer(document, draw, as_json=as_json)
 
 
 @contextlib.contextmanager
 def _aside(parent: Path) -> Iterator[Path]:
-    """A folder that is removed at the end, also where we are killed: then by a process that waits for just that."""
-    made = not parent.exists()
+    """A temporary folder; if this process is killed, a helper process removes it."""
+    is_new = not parent.exists()
     parent.mkdir(parents=True, exist_ok=True)
     try:
-        with tempfile.TemporaryDirectory(prefix=".tune-", dir=parent) as name, _swept(Path(name).absolute()) as folder:
-            yield folder
+        aside = tempfile.TemporaryDirectory(prefix=".tune-", dir=parent, ignore_cleanup_errors=True)
+        with _swept(Path(aside.name).absolute()) as folder:
+            try:
+                yield folder
+            finally:
+                _remove(aside)
     finally:
-        if made:
+        if is_new:
             with contextlib.suppress(OSError):
                 parent.rmdir()  # nothing came of it
+
+
+def _remove(aside: "tempfile.TemporaryDirectory[str]") -> None:
+    """Remove the folder; a job that was just stopped may still be writing there for a moment."""
+    give_up_s = time.monotonic() + _REMOVE_S
+    aside.cleanup()
+    while Path(aside.name).exists() and time.monotonic() < give_up_s:
+        time.sleep(0.1)
+        aside.cleanup()
+
+
+_REMOVE_S = 20.0
 
 
 @contextlib.contextmanager
@@ -128,7 +148,7 @@ def _swept(folder: Path) -> Iterator[Path]:
 
 @contextlib.contextmanager
 def _terminated_is_interrupted() -> Iterator[None]:
-    """A batch system's SIGTERM ends us as Ctrl-C does, with everything cleared away."""
+    """Treat SIGTERM as Ctrl-C, so that everything is cleaned up."""
 
     def interrupt(number: int, frame: object) -> None:
         raise KeyboardInterrupt
@@ -140,18 +160,5 @@ def _terminated_is_interrupted() -> Iterator[None]:
         signal.signal(signal.SIGTERM, before)
 
 
-class _Teller:
-    """Says on stderr how far the profile is, every few seconds."""
-
-    def __init__(self) -> None:
-        self._last_s = 0.0
-
-    def __call__(self, now: "Progress") -> None:
-        """Where rank 0 is."""
-        if time.monotonic() - self._last_s >= _PROGRESS_S:
-            self._last_s = time.monotonic()
-            _tell(f"profiling: round {now.round}, {now.phase}, {now.steps} steps in {now.elapsed_s:.0f} s")
-
-
-def _tell(sentence: str) -> None:
-    typer.echo(f"stallwise: {sentence}", err=True)
+def _profile_sentence(progress: "ProfileProgress") -> str:
+    return f"profiling: round {progress.round}, {progress.phase}, {progress.steps} steps in {progress.elapsed_s:.0f} s"

@@ -5,72 +5,82 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from stallwise.errors import InputError
+from stallwise.cli.output import Json, answer
+from stallwise.errors import missing_extra
 
 if TYPE_CHECKING:
     from subprocess import Popen
 
-    from stallwise.cloud.wish import SpotTerms
-    from stallwise.web.opened import Opened
+    from stallwise.cloud.request import SpotTerms
+    from stallwise.web.runs import OpenRun
 
 
-_KEPT: "list[Popen[bytes]]" = []
-"""What opens the browser ends with this process."""
-_MOST_TERMS = 128
+_BROWSERS: "list[Popen[bytes]]" = []
+"""Processes that open the browser; they end with this one."""
+_MAX_TERMS = 128
 
 
 def ui(
-    folder: Annotated[
-        Path, typer.Argument(metavar="[FOLDER]", help="A folder that holds runs, at any depth.")
-    ] = Path(),
+    folder: Annotated[Path, typer.Argument(metavar="FOLDER", help="A folder that holds runs, at any depth.")] = Path(),
     port: Annotated[int, typer.Option("--port", help="Port on 127.0.0.1; 0: any that is free.")] = 0,
     no_browser: Annotated[bool, typer.Option("--no-browser", help="Only print the address.")] = False,
+    as_json: Json = False,
 ) -> None:
     """Look at runs in the browser: list, compare, drag sliders, see what to rent, browse a simulation.
 
-    Serves 127.0.0.1 alone, to whoever has the token in the printed address. Reads the folder, writes nothing, sends
+    Serves 127.0.0.1 alone, to those with the token of the printed address. Reads the folder, writes nothing, sends
     nothing. Ctrl-C ends it.
     """
     try:
-        from stallwise.web.server import listen, new_token, serve
+        from stallwise.web.server import listen, new_place, new_token, serve
     except ModuleNotFoundError as error:
-        raise InputError(f"The page needs {error.name}: pip install 'stallwise[ui]'.") from None
-    from stallwise.cli.recommend_inputs import starting
+        raise missing_extra(str(error.name), "ui", "The page") from None
+    from stallwise.cloud.request import fleet_start
     from stallwise.hardware.catalog import load_catalog
-    from stallwise.web.app import Place
-    from stallwise.web.opened import Desk
-    from stallwise.web.predict import Terms
-    from stallwise.web.shelf import Shelf
+    from stallwise.web.app import ServerState
+    from stallwise.web.predict import RentTerms
+    from stallwise.web.runs import RunCache, RunFolder
 
-    begins = starting(None, None)
-    terms = Terms(provision_s=begins.provision_s, startup_s=begins.startup_s, said=begins.said, losses=_losses)
-    desk = Desk(Shelf(folder), load_catalog())
-    opened = listen(port)
+    start = fleet_start()
+    terms = RentTerms(
+        provision_s=start.provision_s, startup_s=start.startup_s, assumptions=start.assumptions, losses=_losses
+    )
+    runs = RunCache(RunFolder(folder), load_catalog())
+    listener = listen(port)
     serve(
-        Place(desk=desk, terms=terms, token=new_token(), folder=str(folder)),
-        opened,
-        lambda address: _ready(address, folder, browser=not no_browser),
+        ServerState(runs=runs, terms=terms, token=new_token(), place=new_place(), folder=str(folder)),
+        listener,
+        lambda address: _ready(address, folder, browser=not no_browser, as_json=as_json),
     )
 
 
-def _losses(opened: "Opened", mean_life_h: float) -> "SpotTerms":
+def _losses(opened: "OpenRun", mean_life_h: float) -> "SpotTerms":
     """As `stallwise recommend --spot --mean-life` takes them from the run; kept as long as its files stay the same."""
-    from stallwise.cli.recommend_inputs import spot_terms, starting
+    from stallwise.cli.recommend_inputs import spot_terms
+    from stallwise.cloud.request import fleet_start
 
-    known = opened.spot_terms
-    found = known.get(mean_life_h)
-    if found is None:
-        if len(known) >= _MOST_TERMS:
-            known.clear()
-        path = opened.run.path
-        found = known[mean_life_h] = spot_terms(path, f"{mean_life_h:g}h", None, starting(None, None), None, None)
-    return found
+    terms_by_life = opened.spot_terms
+    terms = terms_by_life.get(mean_life_h)
+    if terms is None:
+        if len(terms_by_life) >= _MAX_TERMS:
+            terms_by_life.clear()
+        job = opened.analysis
+        terms = terms_by_life[mean_life_h] = spot_terms(job, f"{mean_life_h:g}h", None, fleet_start(), None, None)
+    return terms
 
 
-def _ready(address: str, folder: Path, *, browser: bool) -> None:
-    typer.echo(f"The runs in {folder} are at {address}\nCtrl-C ends it.")
+def _ready(address: str, folder: Path, *, browser: bool, as_json: bool) -> None:
+    if as_json:
+        from stallwise.report.json import schema
+
+        answer(lambda: schema("ui") | {"folder": str(folder), "address": address}, lambda: None, as_json=True)
+    else:
+        typer.echo(f"The runs in {folder} are at {address}\nCtrl-C ends it.")
     if browser:
-        typer.echo("If no page comes up (browsers from snap or Flatpak cannot read /tmp), open that address yourself.")
-        from stallwise.web.opener import open_page
+        typer.echo(
+            "If no page comes up (browsers from snap or Flatpak cannot read /tmp), open that address yourself.",
+            err=as_json,
+        )
+        from stallwise.web.browser import open_in_browser
 
-        _KEPT.append(open_page(address))
+        _BROWSERS.append(open_in_browser(address))

@@ -14,15 +14,16 @@ from pathlib import Path
 
 from stallwise.errors import InputError
 from stallwise.hardware.catalog import Catalog
-from stallwise.hardware.offer import by_price
-from stallwise.model.cost import cost_usd
+from stallwise.hardware.instance import by_price
+from stallwise.inputs import bounded_rows, read_text
+from stallwise.model.step.epoch import cost_usd
 
 COLUMNS = ("configuration", "instance", "machines", "usd_per_h", "epoch_s", "first_epoch_s", "run", "samples")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Configuration:
-    """One measured set-up."""
+    """One measured set-up: price in USD per hour, number of machines, seconds of the first and of later epochs."""
 
     name: str
     usd_per_h: float
@@ -31,12 +32,12 @@ class Configuration:
     first_epoch_s: float
 
     def time_s(self, epochs: float) -> float:
-        """Of the whole job."""
+        """Seconds of the whole job."""
         first = min(1.0, epochs)
         return first * self.first_epoch_s + (epochs - first) * self.epoch_s
 
     def usd(self, epochs: float) -> float:
-        """Of the whole job."""
+        """Cost of the whole job."""
         return cost_usd(self.time_s(epochs), self.usd_per_h, self.machines)
 
 
@@ -54,7 +55,7 @@ class MeasuredChoice:
 
     @property
     def infeasible(self) -> bool:
-        """Stash's flag."""
+        """Whether no configuration keeps the limits (Stash's flag)."""
         return self.pick is None
 
 
@@ -65,7 +66,7 @@ def choose_measured(
     deadline_s: float | None = None,
     budget_usd: float | None = None,
 ) -> MeasuredChoice:
-    """The cheapest in time (or, with a budget alone, the quickest within it)."""
+    """Choose the cheapest within the deadline (or, with a budget alone, the fastest within it)."""
     if not configurations:
         raise InputError("There is no measured configuration to choose from.")
     rows = [(one, one.time_s(epochs), one.usd(epochs)) for one in configurations]
@@ -93,12 +94,15 @@ def choose_measured(
 
 
 def read_configurations(path: Path, catalog: Catalog) -> tuple[Configuration, ...]:
-    """A CSV table of what was measured: epochs, or run folders to take them from; prices, or instance types."""
+    """Read a CSV table of measured epochs (or run folders to take them from) and prices (or instance types)."""
     try:
-        text = path.read_text(encoding="utf-8-sig")
+        text = read_text(path)
     except (OSError, UnicodeDecodeError):
         raise InputError(f"{path} cannot be read as a CSV table. Check the path.") from None
-    rows = list(csv.DictReader(text.splitlines()))
+    try:
+        rows = list(bounded_rows(csv.DictReader(text.splitlines()), path))
+    except csv.Error as error:
+        raise InputError(f"{path} is no CSV file ({error}). Check its quotes.") from None
     unknown = [name for name in (rows[0] if rows else {}) if name not in COLUMNS]
     if not rows or unknown:
         what = f"has no column {unknown[0]!r}" if unknown else "holds no rows"
@@ -112,12 +116,12 @@ def _configuration(row: dict[str, str], number: int, path: Path, catalog: Catalo
         if not text:
             return None
         try:
-            found = float(text)
+            parsed = float(text)
         except ValueError:
             raise InputError(f"{path}, row {number}: {name} is {text!r}, not a number.") from None
-        if not 0 < found < float("inf"):
+        if not 0 < parsed < float("inf"):
             raise InputError(f"{path}, row {number}: {name} must be above 0, not {text}.")
-        return found
+        return parsed
 
     machines, epoch_s, first_s = int(value("machines") or 1), value("epoch_s"), value("first_epoch_s")
     instance = (row.get("instance") or "").strip()
@@ -137,19 +141,18 @@ def _configuration(row: dict[str, str], number: int, path: Path, catalog: Catalo
 def _price(instance: str, catalog: Catalog, where: str) -> float:
     if not instance:
         raise InputError(f"{where}: neither usd_per_h nor an instance is given.")
-    found = catalog.find(catalog.query(instance=instance, market="on-demand", retired=True))
-    if not found:
+    offers = catalog.find(catalog.query(instance=instance, market="on-demand", retired=True))
+    if not offers:
         raise InputError(f"{where}: the catalog lists no on-demand price of {instance}. Give usd_per_h.")
-    return min(found, key=by_price).usd_per_h
+    return min(offers, key=by_price).usd_per_h
 
 
 def _epochs_of(folder: Path, samples: float | None, where: str) -> tuple[float, float]:
-    from stallwise.record.profile import profile_of
-    from stallwise.run.reader import Run
+    from stallwise.analysis.analysis import open_run
 
     if samples is None:
         raise InputError(f"{where}: a run needs the samples of an epoch beside it.")
-    profile = profile_of(Run.open(folder))
+    profile = open_run(folder).profile
     if not profile.samples_per_s:
         raise InputError(f"{where}: the run does not say how many samples a step has.")
     epoch_s = samples / profile.samples_per_s

@@ -2,8 +2,8 @@
 
 Per machine and network, on all its GPUs, each with its batch:
 
-    step          what_if of the network (G measured on one GPU, a third of it forward) over the measured all-reduce
-    interconnect  100 · (t1 - t0) / t1                 Stash's denominators (`model/stash`)
+    step          prediction of the network (G measured on one GPU, a third of it forward) over the measured all-reduce
+    interconnect  100 · (t1 - t0) / t1                 Stash's denominators (`model/statistics/stalls`)
     prep          what decoding on all cores adds to t1
     fetch         what reading every file from the disk adds to that
     epoch         warm: samples / speed; the first with every file from disk
@@ -12,12 +12,15 @@ Per machine and network, on all its GPUs, each with its batch:
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
+from stallwise.analysis.compute import cost_of
+from stallwise.analysis.job import model_of_job
+from stallwise.analysis.prediction import step_s
+from stallwise.analysis.target import Target
 from stallwise.hardware.machine import MachineRecord, NetworkRecord
-from stallwise.model.cost import cost_usd
-from stallwise.model.fabric import NCCL, Fabric, KnownLink
-from stallwise.model.overlap import Overlap
-from stallwise.model.whatif import Change, Job, what_if
-from stallwise.record.link_points import cost_of
+from stallwise.model.exchange.fabric import NCCL, Fabric, KnownLink
+from stallwise.model.exchange.overlap import Overlap
+from stallwise.model.step.epoch import cost_usd
+from stallwise.model.step.job import MeasuredJob
 from stallwise.workload.layers import Layer, LayerTrace
 
 _LAYERS = 20
@@ -25,8 +28,8 @@ IMAGENET = 1_281_167
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Studied:
-    """One network on one machine. None: what it takes was not measured."""
+class MachineStudy:
+    """One network on one machine: throughput, stalls as fractions, epoch time and cost. None: not measured."""
 
     machine: str
     network: str
@@ -34,37 +37,37 @@ class Studied:
     batch: int
     precision: str
     alone_samples_per_s: float
-    """G of one GPU."""
+    """Throughput of one GPU (G)."""
     samples_per_s: float
-    """Of all, with what holds them up."""
+    """Throughput of all GPUs with their stalls."""
     interconnect: float | None
-    """Stalls as parts of 1, by Stash's denominators."""
+    """Stall as a fraction, by Stash's denominator; `prep` and `fetch` likewise."""
     prep: float | None
     fetch: float | None
     epoch_s: float
     first_epoch_s: float | None
     usd: float | None
-    """Of a warm epoch."""
+    """Cost of a warm epoch."""
     binds: str
 
 
 def study(
     records: Mapping[str, MachineRecord], *, samples: float = IMAGENET, usd_per_h: Mapping[str, float] | None = None
-) -> tuple[Studied, ...]:
-    """Every network of every record, networks in the order of the first record that has them."""
+) -> tuple[MachineStudy, ...]:
+    """Study every network of every record, in the order of the first record that has them."""
     names = list(dict.fromkeys(network.name for record in records.values() for network in record.networks))
-    found = []
+    rows = []
     for name in names:
         for machine, record in records.items():
             network = next((one for one in record.networks if one.name == name), None)
             if network is not None:
-                found.append(_studied(machine, record, network, samples, (usd_per_h or {}).get(machine)))
-    return tuple(found)
+                rows.append(_studied(machine, record, network, samples, (usd_per_h or {}).get(machine)))
+    return tuple(rows)
 
 
 def _studied(
     machine: str, record: MachineRecord, network: NetworkRecord, samples: float, price: float | None
-) -> Studied:
+) -> MachineStudy:
     gpus = max(1, len(record.hosts[0].gpus) if record.hosts else 1)
     alone_s = network.step_s
     exchange_s = exchange_of(record, network, gpus)
@@ -76,7 +79,7 @@ def _studied(
     speed = used * network.batch / warm_s
     stalls = {"exchange": synthetic_s - alone_s, "data": warm_s - synthetic_s}
     largest = max(stalls, key=lambda name: stalls[name])
-    return Studied(
+    return MachineStudy(
         machine=machine,
         network=network.name,
         gpus=used,
@@ -101,14 +104,15 @@ def exchange_of(record: MachineRecord, network: NetworkRecord, gpus: int) -> flo
     link = record.link("inside")
     if link is None:
         return None
-    known = KnownLink(cost=cost_of(link), ranks=link.ranks, origin="measured", low=link.fit.low, high=link.fit.high)
-    fabric = Fabric(gpus_per_node=gpus, inside=known, algorithms=NCCL)
-    found = what_if(job_of_network(network), Change(), fabric, gpus)
-    return found.step_s - network.step_s
+    known_link = KnownLink(
+        cost=cost_of(link), ranks=link.ranks, origin="measured", low=link.fit.low, high=link.fit.high
+    )
+    fabric = Fabric(gpus_per_node=gpus, inside=known_link, algorithms=NCCL)
+    return step_s(model_of_job(job_of_network(network)), Target(gpus=gpus, fabric=fabric)) - network.step_s
 
 
-def job_of_network(network: NetworkRecord) -> Job:
-    """A standard network as a job: equal layers, because only its step was measured."""
+def job_of_network(network: NetworkRecord) -> MeasuredJob:
+    """Model a standard network as a job with equal layers, because only its step was measured."""
     layers = tuple(
         Layer(
             name=f"{network.name} {i + 1}",
@@ -119,7 +123,7 @@ def job_of_network(network: NetworkRecord) -> Job:
         for i in range(_LAYERS)
     )
     trace = LayerTrace(layers=layers, source=f"{network.name} of a machine record", samples=network.batch)
-    return Job(name=network.name, trace=trace, overlap=Overlap(), gpus=1, samples=float(network.batch))
+    return MeasuredJob(name=network.name, trace=trace, overlap=Overlap(), gpus=1, samples=float(network.batch))
 
 
 def _data_s(record: MachineRecord, network: NetworkRecord, gpus: int) -> tuple[float | None, float | None]:
@@ -133,6 +137,6 @@ def _data_s(record: MachineRecord, network: NetworkRecord, gpus: int) -> tuple[f
 
 
 def machine_names(paths: Sequence[str]) -> list[str]:
-    """File names without folder and ending; numbered where two are alike."""
+    """File names without folder and suffix, numbered where two are equal."""
     stems = [path.rsplit("/", 1)[-1].removesuffix(".json") for path in paths]
     return [stem if stems.count(stem) == 1 else f"{stem} {i + 1}" for i, stem in enumerate(stems)]

@@ -1,4 +1,4 @@
-"""A job of a shared cluster, when jobs arrive, and how much of the cluster a trace asks for."""
+"""Jobs of a shared cluster, their arrivals, and how much of the cluster a trace needs."""
 
 import math
 from collections import Counter
@@ -17,7 +17,7 @@ _LISTED = 5
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Job:
-    """A gang of GPUs for some work. `work_s` is how long it runs at full speed once it holds all of them."""
+    """A job that needs a gang of GPUs. `work_s` is its run time at full speed once it holds all of them."""
 
     id: str
     arrival_s: float
@@ -29,10 +29,12 @@ class Job:
     iteration_s: float | None = None
     """Wall time of one iteration at full speed; leases end between chunks of iterations."""
     gpu_utilisation: float | None = None
-    """Part of a GPU it keeps busy, 0 to 1; two jobs may be packed where both fit."""
+    """Fraction of a GPU it keeps busy; two jobs may be packed where both fit."""
+    deadline_s: float | None = None
+    """Seconds after its arrival by which it should be done."""
     user: str | None = None
     line: int | None = None
-    """Where it stands in its trace."""
+    """Line of its trace."""
 
     @property
     def service_s(self) -> float:
@@ -41,8 +43,8 @@ class Job:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Load:
-    """What a trace asks of a cluster."""
+class TraceLoad:
+    """Work of a trace compared with the GPUs of a cluster."""
 
     gpu_s: float
     """Work of all jobs at full speed."""
@@ -53,14 +55,14 @@ class Load:
 
     @property
     def demand(self) -> float:
-        """Work over what the cluster can do while jobs arrive; above 1 the queue grows. Infinite for a batch."""
+        """Work over what the cluster can do while jobs arrive; above 1 the queue grows; infinite for a batch."""
         return self.gpu_s / (self.gpus * self.span_s) if self.span_s > 0 else math.inf
 
 
-def load(jobs: Sequence[Job], gpus: int) -> Load:
-    """How much of `gpus` GPUs the jobs need."""
+def load(jobs: Sequence[Job], gpus: int) -> TraceLoad:
+    """Compute how much of `gpus` GPUs the jobs need."""
     arrivals = [job.arrival_s for job in jobs]
-    return Load(
+    return TraceLoad(
         gpu_s=math.fsum(job.service_s for job in jobs),
         span_s=max(arrivals, default=0.0) - min(arrivals, default=0.0),
         gpus=gpus,
@@ -71,7 +73,7 @@ def load(jobs: Sequence[Job], gpus: int) -> Load:
 def with_arrivals(
     jobs: Iterable[Job], arrivals: Arrivals, *, jobs_per_s: float | None = None, seed: int = 0
 ) -> list[Job]:
-    """The same jobs, arriving as given, all at once, or one after the other in a Poisson process.
+    """Return the same jobs, arriving as given, all at once, or one after the other in a Poisson process.
 
     Poisson keeps the order of the given arrivals and draws exponential gaps of mean 1 / `jobs_per_s` (by default the
     rate of the trace itself), the first job after one gap.
@@ -89,11 +91,11 @@ def with_arrivals(
     return [replace(job, arrival_s=float(time)) for job, time in zip(ordered, times, strict=True)]
 
 
-def check(jobs: Sequence[Job], gpus: int) -> None:
-    """Say which jobs cannot be simulated on `gpus` GPUs: impossible times or gangs, ids that come twice."""
-    seen = Counter(job.id for job in jobs)
-    problems = [text for job in jobs for text in faults(job, gpus)]
-    problems += [f"{count} jobs are called {name!r}" for name, count in seen.items() if count > 1]
+def check_jobs(jobs: Sequence[Job], gpus: int) -> None:
+    """Raise `InputError` for jobs that cannot be simulated: impossible times or gangs, ids that occur twice."""
+    counts = Counter(job.id for job in jobs)
+    problems = [text for job in jobs for text in job_faults(job, gpus)]
+    problems += [f"{count} jobs are called {name!r}" for name, count in counts.items() if count > 1]
     if not jobs:
         problems = ["there are no jobs"]
     if problems:
@@ -101,16 +103,16 @@ def check(jobs: Sequence[Job], gpus: int) -> None:
         raise InputError(f"These jobs cannot be simulated: {'; '.join(problems[:_LISTED])}{more}.")
 
 
-def faults(job: Job, gpus: int) -> list[str]:
-    """What is wrong with one job on a cluster of `gpus` GPUs, as phrases."""
+def job_faults(job: Job, gpus: int) -> list[str]:
+    """List what is wrong with one job on a cluster of `gpus` GPUs, as phrases."""
     where = f"job {job.id!r}" + (f" (line {job.line})" if job.line is not None else "")
-    found = []
+    phrases = []
     if not (math.isfinite(job.arrival_s) and job.arrival_s >= 0):
-        found.append(f"{where} arrives at {job.arrival_s} s")
+        phrases.append(f"{where} arrives at {job.arrival_s} s")
     if not (math.isfinite(job.work_s) and job.work_s > 0):
-        found.append(f"{where} has {job.work_s} s of work")
+        phrases.append(f"{where} has {job.work_s} s of work")
     if job.gpus < 1:
-        found.append(f"{where} asks for {job.gpus} GPUs")
+        phrases.append(f"{where} asks for {job.gpus} GPUs")
     if job.gpus > gpus:
-        found.append(f"{where} asks for {job.gpus} GPUs, the cluster has {gpus}")
-    return found
+        phrases.append(f"{where} asks for {job.gpus} GPUs, the cluster has {gpus}")
+    return phrases

@@ -1,4 +1,4 @@
-"""Jobs through a cluster under a policy, event by event."""
+"""Simulation of jobs on a cluster under a policy, event by event."""
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
@@ -6,38 +6,61 @@ from dataclasses import dataclass
 import numpy as np
 import numpy.typing as npt
 
-from stallwise.cluster import job as jobs_module
-from stallwise.cluster.job import Job
-from stallwise.cluster.kernels.state import N_DONE, N_EVENTS, N_SERIES, Desk, Record, Rows, Space
-from stallwise.cluster.outcome import Floats, Outcome, Series
-from stallwise.cluster.policy import Policy
-from stallwise.cluster.rules import Costs, Kinds, book_of, desk_of, kinds_of, rules_of, space_of
-from stallwise.cluster.shapes import tell_speeds
-from stallwise.cluster.speed import FullSpeed, Speed, on_its_kind
+from stallwise.cluster._outcome import ClusterSeries, Floats, Outcome
+from stallwise.cluster.engine._answers import enlarge, order_jobs, tell_speeds
+from stallwise.cluster.engine.build import (
+    RestartCosts,
+    SpeedKinds,
+    kinds_of,
+    params_of,
+    rows_of,
+    state_of,
+    topology_of,
+)
+from stallwise.cluster.engine.state import (
+    FINISHED,
+    N_DONE,
+    N_EVENTS,
+    N_SERIES,
+    NEED_ORDER,
+    NEED_ROOM,
+    NEED_SPEED,
+    NOW_AT,
+    PAUSE,
+    STUCK,
+    GpuTopology,
+    LoopState,
+    Record,
+    Rows,
+)
+from stallwise.cluster.job import Job, check_jobs
+from stallwise.cluster.policies._user import UserOrder
+from stallwise.cluster.policies.base import Policy
+from stallwise.cluster.speed.base import FullSpeed, Speed, on_its_kind
 from stallwise.cluster.topology import Cluster
 from stallwise.errors import InputError, StallwiseError
 
-__all__ = ["Costs", "View", "simulate"]
+__all__ = ["RestartCosts", "SimulationView", "simulate"]
 
-_FINISHED, _NEED_SPEED, _NEED_ROOM, _PAUSE, _STUCK = range(5)
 _EVENTS_BETWEEN_PROGRESS = 5_000
+_ORDERS_BETWEEN_PROGRESS = 200
 
 
 @dataclass(frozen=True, slots=True)
-class View:
-    """The simulation between two events, for those who check it. Arrays are the live ones: look, do not touch."""
+class SimulationView:
+    """The simulation between two events, for checks. Arrays are the live ones: read only."""
 
     time_s: float
     owner: npt.NDArray[np.int64]
     """Job on each GPU, -1 where it is free. Numbers are places in the order of arrival."""
-    book: Rows
-    space: Space
+    rows: Rows
+    topology: GpuTopology
     jobs: tuple[Job, ...]
 
     def gpus_of(self, job: int) -> npt.NDArray[np.int64]:
-        """What a running job holds."""
-        start = int(self.book["offset"][job])
-        return self.space.held[start : start + int(self.book["gang"][job])]
+        """Return the GPUs of a running job."""
+        start = int(self.rows["offset"][job])
+        return self.topology.gang_gpus[start : start + int(self.rows["gang"][job])]
 
 
 def simulate(
@@ -46,10 +69,10 @@ def simulate(
     policy: Policy,
     *,
     speed: Speed | None = None,
-    costs: Costs | None = None,
+    costs: RestartCosts | None = None,
     contention: bool = False,
     seed: int = 0,
-    watch: Callable[[View], None] | None = None,
+    watch: Callable[[SimulationView], None] | None = None,
     progress: Callable[[int, int], None] | None = None,
     series: bool = True,
 ) -> Outcome:
@@ -57,29 +80,50 @@ def simulate(
 
     `contention` slows jobs that use the same link out of a machine or rack. `watch` sees every event and is slow.
     """
-    jobs_module.check(jobs, cluster.gpus)
+    check_jobs(jobs, cluster.gpus)
     model: Speed = speed if speed is not None else FullSpeed()
+    if policy.rounds is not None and policy.rounds.serves_deadlines:
+        from stallwise.cluster.engine._deadlines import simulate_deadlines
+
+        return simulate_deadlines(
+            jobs,
+            cluster,
+            policy.name,
+            policy.rounds,
+            speed=model,
+            costs=costs or RestartCosts(),
+            progress=progress,
+        )
     if policy.rounds is not None:
-        from stallwise.cluster.rounds.simulator import simulate_rounds
+        from stallwise.cluster.engine._rounds import simulate_rounds
 
         return simulate_rounds(
-            jobs, cluster, policy.name, policy.rounds, model, costs or Costs(), contention, seed, progress
+            jobs,
+            cluster,
+            policy.name,
+            policy.rounds,
+            speed=model,
+            costs=costs or RestartCosts(),
+            contention=contention,
+            seed=seed,
+            progress=progress,
         )
     _one_kind(cluster, policy)
     model = on_its_kind(model, cluster)
     turn = sorted(range(len(jobs)), key=lambda index: jobs[index].arrival_s)
     ordered = tuple(jobs[index] for index in turn)
     kinds = kinds_of(ordered, model)
-    book = book_of(ordered, policy, model, kinds)
+    rows = rows_of(ordered, policy, model, kinds)
     run = _Run(
         jobs=ordered,
         cluster=cluster,
         speed=model,
         kinds=kinds,
-        rules=rules_of(policy, costs or Costs(), cluster, model, contention=contention),
-        book=book,
-        space=space_of(cluster, int(book["gang"].sum())),
-        desk=desk_of(book, cluster, policy, model, kinds, seed=seed, series=series),
+        params=params_of(policy, costs or RestartCosts(), cluster, model, contention=contention),
+        rows=rows,
+        topology=topology_of(cluster, int(rows["gang"].sum())),
+        state=state_of(rows, cluster, policy, model, kinds, seed=seed, series=series),
+        order=None if policy.user is None else policy.user.order(),
     )
     run.to_the_end(watch, progress)
     return run.outcome(jobs, turn, policy.name)
@@ -95,81 +139,87 @@ def _one_kind(cluster: Cluster, policy: Policy) -> None:
 
 @dataclass(slots=True)
 class _Run:
-    """One simulation under way; Python's half of it."""
+    """One simulation; the Python half of it."""
 
     jobs: tuple[Job, ...]
     cluster: Cluster
     speed: Speed
-    kinds: Kinds
-    rules: Record
-    book: Rows
-    space: Space
-    desk: Desk
+    kinds: SpeedKinds
+    params: Record
+    rows: Rows
+    topology: GpuTopology
+    state: LoopState
+    order: UserOrder | None = None
 
-    def to_the_end(self, watch: Callable[[View], None] | None, progress: Callable[[int, int], None] | None) -> None:
-        from stallwise.cluster.kernels.running import run
+    def to_the_end(
+        self, watch: Callable[[SimulationView], None] | None, progress: Callable[[int, int], None] | None
+    ) -> None:
+        from stallwise.cluster.engine._loop import run
 
         steps = 1 if watch is not None else _EVENTS_BETWEEN_PROGRESS if progress is not None else 1 << 62
-        answer = _PAUSE
-        while answer != _FINISHED:
-            # A watcher sees the event that needed a speed before the next one happens.
-            most = 0 if watch is not None and answer == _NEED_SPEED else steps
-            answer = run(self.rules, self.book, self.space, self.desk, most)
-            if answer == _NEED_SPEED:
-                self.desk = tell_speeds(
-                    self.cluster, self.speed, self.jobs, self.rules, self.book, self.space, self.desk
+        code, orders = PAUSE, 0
+        while code != FINISHED:
+            # A watcher sees the event that needed an answer before the next one happens.
+            most = 0 if watch is not None and code in (NEED_SPEED, NEED_ORDER) else steps
+            code = run(self.params, self.rows, self.topology, self.state, most)
+            self._answer(code)
+            if watch is not None and code not in (NEED_SPEED, NEED_ORDER):
+                watch(
+                    SimulationView(
+                        float(self.state.clock[NOW_AT]), self.topology.owner, self.rows, self.topology, self.jobs
+                    )
                 )
-            elif answer == _NEED_ROOM:
-                self.desk = _roomier(self.desk)
-            elif answer == _STUCK:
-                raise StallwiseError(
-                    f"The policy starts no waiting job although the cluster is idle at {self.desk.clock[0]:.0f} s. "
-                    "Its patience or placement rules can never be met on this cluster."
-                )
-            if watch is not None and answer != _NEED_SPEED:
-                watch(View(float(self.desk.clock[0]), self.space.owner, self.book, self.space, self.jobs))
-            if progress is not None:
-                progress(int(self.desk.tally[N_DONE]), len(self.jobs))
+            orders += code == NEED_ORDER
+            if progress is not None and (code != NEED_ORDER or orders % _ORDERS_BETWEEN_PROGRESS == 0):
+                progress(int(self.state.tally[N_DONE]), len(self.jobs))
+
+    def _answer(self, code: int) -> None:
+        """Give the loop what it returned for."""
+        if code == NEED_SPEED:
+            self.state = tell_speeds(
+                self.cluster, self.speed, self.jobs, self.params, self.rows, self.topology, self.state
+            )
+        elif code == NEED_ORDER and self.order is not None:
+            order_jobs(self.order, self.jobs, self.rows, self.topology, self.state)
+        elif code == NEED_ROOM:
+            self.state = enlarge(self.state)
+        elif code == STUCK:
+            cause = "Its patience or placement rules can never be met on this cluster."
+            if self.order is not None:
+                cause = f"decide() of {self.order.policy.label} leaves out every job that would fit."
+            raise StallwiseError(
+                "The policy starts no waiting job although the cluster is idle at "
+                f"{self.state.clock[NOW_AT]:.0f} s. {cause}"
+            )
 
     def outcome(self, jobs: Sequence[Job], turn: list[int], policy: str) -> Outcome:
         back = np.argsort(np.array(turn), kind="stable")
-        book = self.book
-        rows = self.desk.series[: self.desk.tally[N_SERIES]]
-        run_s, over_s = book["ran"][back], book["over"][back]
+        rows = self.rows
+        run_s, over_s = rows["ran"][back], rows["over"][back]
         # A shrunk job runs longer on fewer GPUs: what it lost is counted in seconds of its whole gang.
-        held_s = run_s - (book["thin"] / book["full"])[back]
-        shrunk = bool(self.rules["deflate"] < 1)
+        held_s = run_s - (rows["thin"] / rows["full"])[back]
+        shrunk = bool(self.params["deflate"] < 1)
         return Outcome(
             jobs=tuple(jobs),
             policy=policy,
             cluster_gpus=self.cluster.gpus,
-            first_start_s=book["first"][back],
-            finish_s=book["finish"][back],
+            first_start_s=rows["first"][back],
+            finish_s=rows["finish"][back],
             run_s=run_s,
-            comm_s=_without_noise(held_s - over_s - book["work"][back], held_s if shrunk else None),
+            comm_s=_without_noise(held_s - over_s - rows["work"][back], held_s if shrunk else None),
             overhead_s=over_s,
-            preemptions=book["stops"][back].astype(np.int64),
-            migrations=book["moves"][back].astype(np.int64),
-            widest=book["widest"][back].astype(np.int64),
-            series=Series.of(rows),
-            events=int(self.desk.tally[N_EVENTS]),
-            held_gpu_s=held_s * book["full"][back] if shrunk else None,
-            deflations=book["shrinks"][back].astype(np.int64) if shrunk else None,
+            preemptions=rows["stops"][back].astype(np.int64),
+            migrations=rows["moves"][back].astype(np.int64),
+            widest=rows["widest"][back].astype(np.int64),
+            series=ClusterSeries.of(self.state.series[: self.state.tally[N_SERIES]]),
+            events=int(self.state.tally[N_EVENTS]),
+            held_gpu_s=held_s * rows["full"][back] if shrunk else None,
+            deflations=rows["shrinks"][back].astype(np.int64) if shrunk else None,
         )
 
 
 def _without_noise(lost_s: Floats, held_s: Floats | None) -> Floats:
-    """Time lost; of jobs that changed their gangs not what many sums leave of nothing."""
+    """Return the time lost; of jobs that changed their gangs without the rounding noise of many sums."""
     if held_s is not None:
         lost_s = np.where(lost_s > 1e-9 * held_s, lost_s, 0.0)
     return np.maximum(0.0, lost_s)
-
-
-def _roomier(desk: Desk) -> Desk:
-    """Twice the room for the series, or for events, whichever is nearly full."""
-    if desk.tally[N_SERIES] >= len(desk.series):
-        return desk._replace(series=np.concatenate([desk.series, np.zeros_like(desk.series)]))
-    return desk._replace(
-        heap_time=np.concatenate([desk.heap_time, np.zeros_like(desk.heap_time)]),
-        heap_what=np.concatenate([desk.heap_what, np.zeros_like(desk.heap_what)]),
-    )

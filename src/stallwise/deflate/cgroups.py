@@ -1,4 +1,4 @@
-"""Control groups, version 1 and 2: where a process lives, what limits it, and how to read and write that.
+"""Control groups, version 1 and 2: which one a process is in, what limits it, and how to read and write that.
 
 Version 1 mounts one tree per controller, version 2 one for all; a machine may have both, a controller is in one of
 them. What is written, in cores c and a period p:
@@ -20,15 +20,15 @@ from stallwise.deflate.processes import PROC
 from stallwise.errors import InputError
 
 Controller = Literal["cpu", "memory"]
-LEAST_QUOTA_US = 1000
+MIN_QUOTA_US = 1000
 """The kernel takes no shorter quota, and no shorter period."""
-LONGEST_PERIOD_US = 1_000_000
+MAX_PERIOD_US = 1_000_000
 _KERNEL_PERIOD_US = 100_000
 _OTHER_LIMITS = ("memory.high", "memory.swap.max", "pids.max", "io.max", "cpuset.cpus", "cpuset.mems")
 
 
 @dataclass(frozen=True, slots=True)
-class Group:
+class ControlGroup:
     """One control group, as one controller sees it."""
 
     controller: Controller
@@ -38,30 +38,28 @@ class Group:
 
     @property
     def root(self) -> bool:
-        """The kernel's own, which cannot be limited."""
+        """Whether it is the tree's root, which cannot be limited."""
         return self.path == self.mount
 
     @property
     def exists(self) -> bool:
-        """Whether it is still there."""
+        """Whether it has not been removed."""
         return self.path.is_dir()
 
-    def child(self, name: str) -> "Group":
-        """One inside this one."""
-        return Group(self.controller, self.version, self.mount, self.path / name)
+    def child(self, name: str) -> "ControlGroup":
+        return ControlGroup(self.controller, self.version, self.mount, self.path / name)
 
     @property
-    def parent(self) -> "Group":
-        """The one around this one."""
-        return Group(self.controller, self.version, self.mount, self.path.parent)
+    def parent(self) -> "ControlGroup":
+        return ControlGroup(self.controller, self.version, self.mount, self.path.parent)
 
     @property
     def processes(self) -> list[int]:
-        """Those directly in it."""
+        """Ids of the processes directly in it."""
         return [int(line) for line in (self.path / "cgroup.procs").read_text().split()]
 
     def take(self, pid: int) -> None:
-        """Move a process here; one that has ended needs no moving."""
+        """Move a process into this group, unless it has ended."""
         try:
             _put(self.path / "cgroup.procs", str(pid))
         except ProcessLookupError:
@@ -69,56 +67,56 @@ class Group:
 
     @property
     def files(self) -> tuple[str, ...]:
-        """That a limit of this controller stands in."""
+        """Names of the files that hold this controller's limit."""
         if self.controller == "cpu":
             return ("cpu.cfs_period_us", "cpu.cfs_quota_us") if self.version == 1 else ("cpu.max",)
         return ("memory.limit_in_bytes",) if self.version == 1 else ("memory.max",)
 
     def limits(self) -> dict[str, str]:
-        """As they are now, word for word."""
+        """Read the limits as they are now, unparsed."""
         return {name: (self.path / name).read_text().strip() for name in self.files if (self.path / name).exists()}
 
     def write(self, limits: dict[str, str]) -> None:
-        """Set them; a quota is lifted while its period changes, because the kernel looks at both."""
+        """Write limits; a quota is lifted while its period changes, because the kernel checks both together."""
         if "cpu.cfs_period_us" in limits and "cpu.cfs_quota_us" in limits:
             _put(self.path / "cpu.cfs_quota_us", "-1")
         for name, text in limits.items():
             _put(self.path / name, text)
 
     def cores(self) -> float | None:
-        """Its own quota; None: no limit."""
+        """Return its own quota in cores; None: no limit."""
         return quota_of(self.limits(), self.version)
 
-    def around(self) -> Iterator["Group"]:
-        """Those around it, the nearest first, as far as they can be seen here."""
+    def around(self) -> Iterator["ControlGroup"]:
+        """Yield the groups around it, nearest first, as far as they are mounted here."""
         group = self
         while not group.root and group.parent.path.is_relative_to(group.mount):
             group = group.parent
             yield group
 
-    def everyone(self) -> list[int]:
-        """Processes in it and in the groups inside it; none where it is gone."""
-        found: list[int] = []
+    def all_processes(self) -> list[int]:
+        """Return the processes in it and in the groups inside it; none where it is gone."""
+        pids: list[int] = []
         for folder, _, _ in os.walk(self.path):
             with contextlib.suppress(OSError):  # removed meanwhile
-                found += Group(self.controller, self.version, self.mount, Path(folder)).processes
-        return found
+                pids += ControlGroup(self.controller, self.version, self.mount, Path(folder)).processes
+        return pids
 
     def set_limits(self) -> list[str]:
-        """Of version 2: all limits that are set in it, whichever controller's."""
+        """Return the names of all limits that are set in it (version 2), whichever controller's."""
         names = ("cpu.max", "memory.max", *_OTHER_LIMITS)
-        said = {name: (self.path / name).read_text() for name in names if (self.path / name).exists()}
-        return [name for name, text in said.items() if text.split()[:1] not in ([], ["max"])]
+        texts = {name: (self.path / name).read_text() for name in names if (self.path / name).exists()}
+        return [name for name, text in texts.items() if text.split()[:1] not in ([], ["max"])]
 
     def held_bytes(self) -> int:
-        """Memory of its processes that cannot be given back by dropping files: what a limit must leave."""
-        wanted = ("total_rss", "total_mapped_file") if self.version == 1 else ("anon", "shmem")
-        found = dict(line.split() for line in (self.path / "memory.stat").read_text().splitlines())
-        return sum(int(found.get(name, 0)) for name in wanted)
+        """Return the memory of its processes that is no cache of files: what a limit must leave."""
+        names = ("total_rss", "total_mapped_file") if self.version == 1 else ("anon", "shmem")
+        counters = dict(line.split() for line in (self.path / "memory.stat").read_text().splitlines())
+        return sum(int(counters.get(name, 0)) for name in names)
 
 
 def _put(path: Path, text: str) -> None:
-    """What the kernel refuses when it is written does not say where."""
+    """Write a file; name it in the error where the kernel refuses the text."""
     try:
         path.write_text(text)
     except OSError as error:
@@ -127,27 +125,28 @@ def _put(path: Path, text: str) -> None:
 
 
 def quota_of(limits: dict[str, str], version: int) -> float | None:
-    """The cores that limits allow; None: no limit."""
+    """Return the cores that limits allow; None: no limit."""
     quota = limits.get("cpu.cfs_quota_us", "-1") if version == 1 else limits.get("cpu.max", "max").split()[0]
     return None if quota in ("-1", "max") else int(quota) / period_of(limits, version)
 
 
 def period_of(limits: dict[str, str], version: int) -> int:
-    """Of a quota, in microseconds; the kernel's own where it is not said."""
-    said = limits.get("cpu.cfs_period_us") if version == 1 else limits.get("cpu.max", "").partition(" ")[2]
-    return int(said or _KERNEL_PERIOD_US)
+    """Return the period of a quota in microseconds; the kernel's default where none is set."""
+    period = limits.get("cpu.cfs_period_us") if version == 1 else limits.get("cpu.max", "").partition(" ")[2]
+    return int(period or _KERNEL_PERIOD_US)
 
 
 def cpu_limits(version: int, cores: float, period_us: int) -> dict[str, str]:
-    """The files of a quota; an `InputError` where the kernel has none so small."""
+    """Return the files of a quota and their texts; an `InputError` where the kernel has none so small."""
     quota_us = round(cores * period_us)
-    if not LEAST_QUOTA_US <= period_us <= LONGEST_PERIOD_US:
-        raise InputError(f"--period takes 1ms to 1s, not {period_us / 1000:g}ms.")
-    if quota_us < LEAST_QUOTA_US:
-        longer = f", or a --period of {LEAST_QUOTA_US / cores / 1000:.0f}ms" if cores * 1e6 >= LEAST_QUOTA_US else ""
+    if not MIN_QUOTA_US <= period_us <= MAX_PERIOD_US:
+        raise InputError(f"The period of a quota is 1 ms to 1 s, not {period_us / 1000:g} ms.", fields=("period",))
+    if quota_us < MIN_QUOTA_US:
+        longer = f", or use a period of {MIN_QUOTA_US / cores / 1000:.0f} ms" if cores * 1e6 >= MIN_QUOTA_US else ""
         raise InputError(
             f"{cores:.3g} cores are {quota_us / 1000:g} ms of a period of {period_us / 1000:g} ms, and the kernel's "
-            f"least is 1 ms. Leave it at least {LEAST_QUOTA_US / period_us:g} cores{longer}."
+            f"minimum is 1 ms. Leave it at least {MIN_QUOTA_US / period_us:g} cores{longer}.",
+            fields=("cpu", "period"),
         )
     if version == 1:
         return {"cpu.cfs_period_us": str(period_us), "cpu.cfs_quota_us": str(quota_us)}
@@ -155,14 +154,14 @@ def cpu_limits(version: int, cores: float, period_us: int) -> dict[str, str]:
 
 
 def memory_limits(version: int, size: int) -> dict[str, str]:
-    """The file of a memory limit."""
+    """Return the file of a memory limit and its text."""
     return {"memory.limit_in_bytes" if version == 1 else "memory.max": str(size)}
 
 
-def group_of(pid: int, controller: Controller, proc: Path = PROC) -> Group:
-    """Where a process lives."""
+def group_of(pid: int, controller: Controller, proc: Path = PROC) -> ControlGroup:
+    """Return the group that a process is in."""
     mounts = _mounts(proc)
-    version, mount, inside = _home(mounts, controller)
+    version, mount, inside = _tree(mounts, controller)
     for line in (proc / str(pid) / "cgroup").read_text().splitlines():
         _, names, path = line.split(":", 2)
         if (version == 1 and controller in names.split(",")) or (version == 2 and not names):
@@ -170,22 +169,23 @@ def group_of(pid: int, controller: Controller, proc: Path = PROC) -> Group:
             below = "" if relative == "." else relative
             if below.startswith(".."):
                 raise InputError(f"The control group of process {pid}, {path}, is outside what is mounted here.")
-            return Group(controller, version, mount, mount / below)
+            return ControlGroup(controller, version, mount, mount / below)
     raise InputError(f"Process {pid} is in no control group of the {controller} controller.")
 
 
-def group_at(name: str, controller: Controller, proc: Path = PROC) -> Group:
-    """By path, in any controller's tree, or by name inside each tree."""
-    version, mount, _ = _home(_mounts(proc), controller)
-    found = Group(controller, version, mount, mount / plain_name(name, proc).lstrip("/"))
-    if ".." in Path(name).parts or not found.exists or not (found.path / "cgroup.procs").exists():
-        said = name.strip("/")
-        raise InputError(f"{said} is no run, no process and no control group ({found.path}). Check the name.")
-    return found
+def group_at(name: str, controller: Controller, proc: Path = PROC) -> ControlGroup:
+    """Return a group by its path, in any controller's tree, or by its name inside each tree."""
+    version, mount, _ = _tree(_mounts(proc), controller)
+    group = ControlGroup(controller, version, mount, mount / plain_name(name, proc).lstrip("/"))
+    if ".." in Path(name).parts or not group.exists or not (group.path / "cgroup.procs").exists():
+        raise InputError(
+            f"{name.strip('/')} is no run, no process and no control group ({group.path}). Check the name."
+        )
+    return group
 
 
 def plain_name(name: str, proc: Path = PROC) -> str:
-    """Of a group inside its tree: the same for /sys/fs/cgroup/cpu/job, /job and job."""
+    """Return the name of a group inside its tree: the same for /sys/fs/cgroup/cpu/job, /job and job."""
     path = Path(name)
     inside = next((path.relative_to(mount) for _, mount, _, _ in _mounts(proc) if path.is_relative_to(mount)), path)
     return "/" + str(inside).strip("/.")
@@ -196,16 +196,16 @@ _Mount = tuple[int, Path, str, frozenset[str]]
 
 
 def _mounts(proc: Path) -> list[_Mount]:
-    """The innermost mount points first: /sys/fs/cgroup may itself be one."""
-    found: list[_Mount] = []
+    """List mounted trees, innermost mount points first: /sys/fs/cgroup may itself be one."""
+    mounts: list[_Mount] = []
     for line in (proc / "self" / "mountinfo").read_text().splitlines():
         before, _, after = line.partition(" - ")
         fields, kind = before.split(), after.split()
         if kind[:1] == ["cgroup"]:
-            found.append((1, Path(fields[4]), fields[3], frozenset(kind[2].split(","))))
+            mounts.append((1, Path(fields[4]), fields[3], frozenset(kind[2].split(","))))
         elif kind[:1] == ["cgroup2"]:
-            found.append((2, Path(fields[4]), fields[3], _controllers(Path(fields[4]))))
-    return sorted(found, key=lambda mount: -len(mount[1].parts))
+            mounts.append((2, Path(fields[4]), fields[3], _controllers(Path(fields[4]))))
+    return sorted(mounts, key=lambda mount: -len(mount[1].parts))
 
 
 def _controllers(mount: Path) -> frozenset[str]:
@@ -215,7 +215,7 @@ def _controllers(mount: Path) -> frozenset[str]:
         return frozenset()
 
 
-def _home(mounts: list[_Mount], controller: Controller) -> tuple[int, Path, str]:
+def _tree(mounts: list[_Mount], controller: Controller) -> tuple[int, Path, str]:
     for version, mount, inside, controllers in mounts:
         if controller in controllers:
             return version, mount, inside

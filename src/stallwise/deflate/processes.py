@@ -1,60 +1,95 @@
-"""Processes as the kernel lists them: who started whom and when, and what they have used."""
+"""Processes of a job: when each began, which others it started, and the cores they keep busy."""
 
 import os
-from collections.abc import Iterator
+import time
+from collections.abc import Callable, Sequence
 from pathlib import Path
 
+import psutil
+
+from stallwise.errors import InputError
+
 PROC = Path("/proc")
-_STATE, _PARENT, _USER, _SYSTEM, _STARTED = 0, 1, 11, 12, 19
-_TICK_S = 1 / os.sysconf("SC_CLK_TCK")
+_STATE, _STARTED = 0, 19
+_TICKS_PER_S = os.sysconf("SC_CLK_TCK")
+_SLICE_S = 0.5
+"""Time between two listings of the processes: of one that ends no more is missed."""
 
 
-def stat_fields(pid: int, proc: Path = PROC) -> list[bytes]:
-    """Of /proc/PID/stat, from the state on; empty where there is no such process.
+def started_at(pid: int) -> int | None:
+    """Return when a process began, in the kernel's clock ticks; None where it has ended.
 
-    The name in the second field may hold anything, so fields are counted from its last bracket.
+    Together with the process id it identifies a process. Unlike psutil's `create_time` it does not move with the clock,
+    so it can be compared with what was written to a file earlier.
     """
     try:
-        fields = (proc / str(pid) / "stat").read_bytes().rpartition(b")")[2].split()
+        # The name in the second field may hold anything, so fields are counted from its last bracket.
+        fields = (PROC / str(pid) / "stat").read_bytes().rpartition(b")")[2].split()
     except OSError:
+        return None
+    return int(fields[_STARTED]) if len(fields) > _STARTED and fields[_STATE] not in (b"Z", b"X") else None
+
+
+def seconds_since_boot() -> float:
+    """Return a clock that nobody sets and that counts while the machine sleeps."""
+    return time.clock_gettime(time.CLOCK_BOOTTIME)
+
+
+def ancestors(pid: int) -> list[int]:
+    """Return the processes above a process, nearest first, without the machine's first."""
+    try:
+        return [process.pid for process in psutil.Process(pid).parents() if process.pid > 1]
+    except psutil.Error:
         return []
-    return fields if len(fields) > _STARTED else []
 
 
-def started_at(pid: int, proc: Path = PROC) -> int | None:
-    """When a process began, in clock ticks; None where there is none, or one that has ended and was not collected."""
-    fields = stat_fields(pid, proc)
-    return int(fields[_STARTED]) if fields and fields[_STATE] not in (b"Z", b"X") else None
+def tree_of(pid: int) -> list[int]:
+    """Return a process and all below it."""
+    try:
+        return [pid, *(process.pid for process in psutil.Process(pid).children(recursive=True))]
+    except psutil.Error:
+        return [pid]
 
 
-def parent_of(pid: int, proc: Path = PROC) -> int:
-    """The process that started it; 0 where that is not known."""
-    fields = stat_fields(pid, proc)
-    return int(fields[_PARENT]) if fields else 0
+def used_s(pid: int) -> float:
+    """Return the core-seconds that a process has used; 0 where it has ended."""
+    try:
+        times = psutil.Process(pid).cpu_times()
+    except psutil.Error:
+        return 0.0
+    return float(times.user + times.system)
 
 
-def used_s(pid: int, proc: Path = PROC) -> float:
-    """Core-seconds since it began; 0 where it has ended."""
-    fields = stat_fields(pid, proc)
-    return (int(fields[_USER]) + int(fields[_SYSTEM])) * _TICK_S if fields else 0.0
+def private_bytes(pid: int) -> int:
+    """Return the memory that a process holds alone, without pages of files and shared ones; 0 where it has ended."""
+    try:
+        memory = psutil.Process(pid).memory_info()
+    except psutil.Error:
+        return 0
+    return int(memory.rss - memory.shared)
 
 
-def ancestors(pid: int, proc: Path = PROC) -> Iterator[int]:
-    """Those above a process, but the first of all."""
-    while (pid := parent_of(pid, proc)) > 1:
-        yield pid
+def busy_cores(members: Callable[[], Sequence[int]], duration_s: float) -> float:
+    """Measure the cores that processes keep busy, those included that are started meanwhile."""
+    begin_s, begin_ticks = time.monotonic(), seconds_since_boot() * _TICKS_PER_S
+    before, spent_s, lasted_s = _used_by(members), 0.0, 0.0
+    while lasted_s < duration_s:
+        time.sleep(min(_SLICE_S, duration_s - lasted_s))
+        now, lasted_s = _used_by(members), time.monotonic() - begin_s
+        spent_s += sum(max(0.0, used - before.get(pid, _base_s(pid, used, begin_ticks))) for pid, used in now.items())
+        before = now
+    return spent_s / lasted_s if lasted_s > 0 else 0.0
 
 
-def tree_of(pid: int, proc: Path = PROC) -> list[int]:
-    """A process and all below it, as far as they live."""
-    children: dict[int, list[int]] = {}
-    for path in proc.iterdir():
-        if path.name.isdigit():
-            children.setdefault(parent_of(int(path.name), proc), []).append(int(path.name))
-    return [pid, *_below(pid, children)]
+def _used_by(members: Callable[[], Sequence[int]]) -> dict[int, float]:
+    """Return core-seconds by process; nothing for a group that is gone."""
+    try:
+        return {pid: used_s(pid) for pid in members()}
+    except (OSError, InputError):
+        return {}
 
 
-def _below(pid: int, children: dict[int, list[int]]) -> Iterator[int]:
-    for child in children.get(pid, ()):
-        yield child
-        yield from _below(child, children)
+def _base_s(pid: int, used: float, begin_ticks: float) -> float:
+    """Core-seconds not to count of a process that is listed for the first time: 0 if it is new, all if it moved in."""
+    started = started_at(pid)
+    return 0.0 if started is not None and started >= begin_ticks - 1 else used

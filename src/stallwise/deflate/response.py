@@ -1,36 +1,35 @@
-"""From a run to the job's response to less: its demand as the record has it, and the outlook that is shown."""
+"""How a recorded job responds to fewer resources: its demand from the run, and the outlook that is shown."""
 
 import math
 from dataclasses import dataclass, replace
 
+from stallwise.analysis.analysis import Analysis
+from stallwise.analysis.split import StepMeasurement
+from stallwise.analysis.target import own_fabric
 from stallwise.errors import InputError
-from stallwise.model.calibrate import own_links
 from stallwise.model.deflation import (
     RESOURCES,
-    Choice,
-    Curve,
-    Kept,
-    Memory,
-    Point,
+    DeflationChoice,
+    DeflationCurve,
+    DeflationPoint,
+    DeflationResponse,
+    NodeMemory,
     Pressure,
     Resource,
-    Response,
-    choose,
+    ResourceFractions,
+    deflate_or_lose,
 )
-from stallwise.record import plan
-from stallwise.record.job import job_of
-from stallwise.record.setup import own_fabric
-from stallwise.record.split import Measured, measure
+from stallwise.run import phases
 from stallwise.run.reader import Run
 
 _SPINS = 0.95
-"""A process that is busy for this part of its step, or more, may spin."""
+"""A process that is busy for at least this fraction of its step may spin."""
 LEVELS = (1.0, 0.9, 0.8, 0.7, 0.6, 0.5, 0.4, 0.3, 0.2, 0.1)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Outlook:
-    """What deflating a job would do. `point` and what follows are for what was asked, where something was."""
+    """What deflating a job would do. `point` and what follows are for the request `asked`, where there is one."""
 
     name: str
     source: str
@@ -38,81 +37,81 @@ class Outlook:
     cores: float
     measured_s: float | None
     step_s: float
-    curves: tuple[Curve, ...]
+    curves: tuple[DeflationCurve, ...]
     unknown: tuple[Resource, ...]
-    asked: Kept | None
-    point: Point | None
+    asked: ResourceFractions | None
+    point: DeflationPoint | None
     speed: float | None
-    cooperative: Point | None
+    cooperative: DeflationPoint | None
     cooperative_speed: float | None
     parts: tuple[float, ...]
     pressure: Pressure | None
-    choice: Choice | None
+    choice: DeflationChoice | None
     assumptions: tuple[str, ...]
 
 
-def response_of(run: Run, dataset_bytes: float | None = None) -> Response:
-    """The rank that its loader serves worst, as measured."""
-    job, found, manifest = job_of(run), measure(run), run.manifest
-    fabric = None if job.gpus in (None, 1) else own_fabric(job, own_links(job))
+def response_of(analysis: Analysis, dataset_bytes: float | None = None) -> DeflationResponse:
+    """Return the response of the rank that its loader serves worst, as measured."""
+    run = analysis.run
+    job, measured, manifest = analysis.job, analysis.measured, run.manifest
+    fabric = None if job.gpus in (None, 1) else own_fabric(job, analysis.links)
     per_node = max(1, min(job.gpus or 1, job.gpus_per_node))
     if job.cores_per_node is None:
-        raise InputError(f"The run at {run.path} does not say how many cores its machine has. Profile it again.")
-    cpu_s = found.data.cpu_s_per_sample * job.samples if found.data is not None and job.samples else 0.0
+        raise InputError(f"The run at {run.path} does not say the number of cores of its machine. Profile it again.")
+    cpu_s = measured.data.cpu_s_per_sample * job.samples if measured.data is not None and job.samples else 0.0
     memory = None
     sizes = [node.memory_bytes for node in manifest.nodes if node.memory_bytes]
     if dataset_bytes is not None:
         if not sizes:
             raise InputError(f"The run at {run.path} does not say how much memory its machine has. Profile it again.")
         peak = max((rank.peak_memory_bytes or 0 for rank in manifest.ranks), default=0)
-        memory = Memory(bytes=min(sizes), used_bytes=peak * per_node, dataset_bytes=dataset_bytes)
-    made = Response(
+        memory = NodeMemory(bytes=min(sizes), used_bytes=peak * per_node, dataset_bytes=dataset_bytes)
+    response = DeflationResponse(
         job=job,
         fabric=fabric,
         cores=job.cores_per_node / per_node,
         cpu_s=cpu_s,
         process_s=_process_s(run, 0.0 if job.work is None or job.work.workers else cpu_s),
         memory=memory,
+        on_gpu=any(node.gpus for node in manifest.nodes),
     )
-    return replace(made, handing_s=_handing_s(made, found))
+    return replace(response, handing_s=_handing_s(response, measured))
 
 
-def _handing_s(made: Response, found: Measured) -> float:
-    """The measured data stall of a loader that keeps up: what the step takes beyond what it should."""
-    work, whole = made.job.work, made.at(Kept())
-    if made.job.step is None or work is None or not work.workers or whole.binds != "consume":
+def _handing_s(response: DeflationResponse, measured: StepMeasurement) -> float:
+    """Return the measured data stall of a loader that keeps up: the step's time beyond the modelled one."""
+    work, whole = response.job.work, response.at(ResourceFractions())
+    if response.job.step is None or work is None or not work.workers or whole.binds != "consume":
         return 0.0
-    stalls = (found.split.prep, found.split.fetch)
+    stalls = (measured.split.prep, measured.split.fetch)
     stall_s = sum(stall.s for stall in stalls if stall is not None)
-    return max(0.0, min(stall_s, made.job.step.s - whole.step_s))
+    return max(0.0, min(stall_s, response.job.step.s - whole.step_s))
 
 
 def _process_s(run: Run, loads_s: float) -> float:
-    """Core-seconds of a rank's own process per step as is, less what it spends on loading by itself.
+    """Return core-seconds of a rank's own process per step as is, less what it spends on loading by itself.
 
     Also beside a GPU, where launching kernels is most of it. A process that spins there while it waits looks busier
-    than it need be; at worst the knee is said to be higher by a core.
+    than it need be; at worst the predicted knee is a core too high.
     """
-    import polars as pl
-
-    steps = run.table("steps").filter((pl.col("phase") == plan.AS_IS) & pl.col("kept") & pl.col("cpu_s").is_not_null())
-    if not steps.height:
-        return 0.0
-    return max(0.0, float(steps.group_by("rank").agg(pl.col("cpu_s").mean()).get_column("cpu_s").max()) - loads_s)  # type: ignore[arg-type]
+    steps = run.table("steps")
+    kept = steps.filter(steps["kept"].is_true() & steps["phase"].equals(phases.AS_IS))
+    busiest_s: float | None = kept.group_by("rank").mean("cpu_s").max()
+    return 0.0 if busiest_s is None else max(0.0, busiest_s - loads_s)
 
 
-def outlook_of(response: Response, asked: Kept | None, pressure: Pressure | None) -> Outlook:
-    """Every curve that the run can tell, and what becomes of the job with what is asked for."""
-    known = response.known
+def outlook_of(response: DeflationResponse, fractions: ResourceFractions | None, pressure: Pressure | None) -> Outlook:
+    """Return every curve that the run determines, and the job's step with the requested fractions."""
+    known = response.resources
     for resource in RESOURCES:
-        if asked is not None and getattr(asked, resource) < 1 and resource not in known:
-            response.curve(resource, ())  # says why not
-    whole_s = response.at(Kept()).step_s
-    point = None if asked is None else response.at(asked)
-    together, parts = (None, ()) if asked is None or response.ranks == 1 else response.cooperative(asked)
-    kept = None if point is None else whole_s / point.step_s
-    helped = None if together is None else whole_s / together.step_s
-    best = max((speed for speed in (kept, helped) if speed is not None), default=None)
+        if fractions is not None and getattr(fractions, resource) < 1 and resource not in known:
+            response.curve(resource, ())  # raises with the reason
+    whole_s = response.at(ResourceFractions()).step_s
+    point = None if fractions is None else response.at(fractions)
+    together, parts = (None, ()) if fractions is None or response.ranks == 1 else response.cooperative(fractions)
+    speed = None if point is None else whole_s / point.step_s
+    cooperative_speed = None if together is None else whole_s / together.step_s
+    best = max((one for one in (speed, cooperative_speed) if one is not None), default=None)
     return Outlook(
         name=response.job.name,
         source=response.job.trace.source,
@@ -121,29 +120,29 @@ def outlook_of(response: Response, asked: Kept | None, pressure: Pressure | None
         measured_s=response.job.step.s if response.job.step else None,
         step_s=whole_s,
         curves=tuple(response.curve(resource, LEVELS) for resource in known),
-        unknown=tuple(resource for resource in RESOURCES if resource not in known),
-        asked=asked,
+        unknown=tuple(one for one in RESOURCES if one not in known and (one != "gpu" or response.on_gpu)),
+        asked=fractions,
         point=point,
-        speed=kept,
+        speed=speed,
         cooperative=together,
-        cooperative_speed=helped,
+        cooperative_speed=cooperative_speed,
         parts=parts,
         pressure=pressure,
-        choice=None if pressure is None or best is None else choose(best, response.ranks, pressure),
+        choice=None if pressure is None or best is None else deflate_or_lose(best, response.ranks, pressure),
         assumptions=_assumptions(response),
     )
 
 
-def _assumptions(response: Response) -> tuple[str, ...]:
-    said = [
+def _assumptions(response: DeflationResponse) -> tuple[str, ...]:
+    notes = [
         "One rank is deflated; the others wait for it, or take over a part of its batch (cooperative).",
     ]
     if response.process_s == 0:
-        said.append("The loader's work on cores is known; what the training process itself needs there comes on top.")
-    elif response.process_s >= _SPINS * response.at(Kept()).step_s:
-        said.append("The training process keeps a core busy all the time. Where it only spins, one more can go.")
+        notes.append("The loader's work on cores is known; what the training process itself needs there comes on top.")
+    elif response.process_s >= _SPINS * response.at(ResourceFractions()).step_s:
+        notes.append("The training process keeps a core busy all the time. Where it only spins, one more can go.")
     if response.job.work is not None:
-        said.append("All time the loader was blocked for is taken to come over the link that is throttled.")
+        notes.append("All time the loader was blocked for is taken to come over the link that is throttled.")
     if response.memory is not None and math.isfinite(response.memory.bytes):
-        said.append("Memory that processes do not hold is taken to cache files, evicted at random (model.cache).")
-    return (*said, *response.job.assumptions)
+        notes.append("Memory that processes do not hold is taken to cache files, evicted at random (model.cache).")
+    return (*notes, *response.job.assumptions)

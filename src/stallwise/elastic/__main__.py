@@ -2,7 +2,7 @@
 
 import sys
 
-from stallwise.elastic.host import main
+from stallwise.elastic._host import main
 
 if __name__ == "__main__":
     sys.exit(main(sys.argv[1:]))

@@ -1,16 +1,20 @@
 """Facts about machines: GPUs, links, storage, instance types, offers; the shipped catalog and its readers.
 
-Prices and peak rates are *listed* facts; each row says when, from where and how sure. What no source gives is
-`None`.
+Prices and peak rates are *listed* facts; each row carries its date, its source and the confidence in it. What no source
+gives is `None`.
+
+    gpu            GPUs, links, origins of facts
+    instance       storage, instance types, offers, queries
+    prices         ages of prices; object stores and data transfer
+    catalog        shipped tables with the user's own laid over them; `tables` reads and writes their rows
+    imports        price lists into the user's folder; `skypilot` reads SkyPilot's format
+    machine        measured machine records
+    coefficients   fitted coefficients that the package ships
 """
 
 from stallwise.hardware.catalog import Catalog, load_catalog
-from stallwise.hardware.gpu import Gpu
-from stallwise.hardware.instance import Instance
-from stallwise.hardware.link import Link
-from stallwise.hardware.offer import Offer, Query, matches
-from stallwise.hardware.origin import Origin
-from stallwise.hardware.storage import Storage
+from stallwise.hardware.gpu import Gpu, Link, Origin
+from stallwise.hardware.instance import Instance, Offer, Query, Storage, matches
 
 __all__ = [
     "Catalog",

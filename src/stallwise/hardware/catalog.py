@@ -13,11 +13,19 @@ from pathlib import Path
 from typing import TypeVar
 
 from stallwise.errors import UnknownNameError
-from stallwise.hardware import tables
+from stallwise.hardware._tables import (
+    COLUMNS,
+    CatalogRow,
+    check_columns,
+    csv_rows,
+    gpu_from,
+    header_of,
+    instance_from,
+    offer_from,
+    read_text,
+)
 from stallwise.hardware.gpu import Gpu, plain_name
-from stallwise.hardware.instance import Instance
-from stallwise.hardware.offer import Market, Offer, Query, matches
-from stallwise.hardware.rows import Row, check_columns, csv_rows, header_of, read_text
+from stallwise.hardware.instance import Instance, Market, Offer, Query, matches
 
 SHIPPED = Path(__file__).parent / "catalog_data"
 
@@ -33,14 +41,25 @@ def user_folder() -> Path:
 
 
 class Catalog:
-    """GPUs, instance types and offers, by name. Offers are read when first asked for."""
+    """GPUs, instance types and offers, by name. Offers are read on first use.
+
+    Args:
+        folder: The user's own prices, which go before the shipped ones.
+
+    Examples:
+        >>> import pathlib, stallwise
+        >>> catalog = stallwise.Catalog(pathlib.Path("no-prices-of-ones-own"))
+        >>> gpu = catalog.gpu("H100-SXM")
+        >>> gpu.memory_bytes, gpu.memory_bytes_per_s
+        (85899345920, 3350000000000.0)
+    """
 
     def __init__(self, folder: Path) -> None:
         self.folder = folder
-        self.gpus: Mapping[str, Gpu] = self._overlaid("gpus.csv", tables.gpu_from, lambda gpu: gpu.name)
+        self.gpus: Mapping[str, Gpu] = self._overlaid("gpus.csv", gpu_from, lambda gpu: gpu.name)
         self.instances: Mapping[tuple[str, str], Instance] = self._overlaid(
             "instances.csv",
-            lambda row, day: tables.instance_from(row, self.gpus, day),
+            lambda row, day: instance_from(row, self.gpus, day),
             lambda instance: (instance.cloud, instance.name),
         )
 
@@ -76,30 +95,32 @@ class Catalog:
 
     def gpu(self, name: str) -> Gpu:
         """The GPU of that name (or label in SkyPilot); case, `-`, `_` and spaces do not matter."""
-        found = self._gpu_by_plain.get(plain_name(name)) or self.gpu_of_label(name)
-        if found is None:
-            raise UnknownNameError("GPU", name, {*self.gpus, *self._families.values()})
-        return found
+        gpu = self._gpu_by_plain.get(plain_name(name)) or self.gpu_of_label(name) or self.gpu_of_driver_name(name)
+        if gpu is None:
+            raise UnknownNameError(
+                "GPU", name, {*self.gpus, *self._families.values()}, listing="`stallwise catalog gpus` lists all."
+            )
+        return gpu
 
     def gpu_names(self, name: str) -> frozenset[str]:
         """What a name stands for: one GPU, else a family, else all that begin with it, else a SkyPilot label.
 
         `H100` is a family of three, `H100-PCIe` one of them, `A100-80GB` the beginning of two names.
         """
-        wanted = plain_name(name)
-        if wanted in self._gpu_by_plain:
-            return frozenset({self._gpu_by_plain[wanted].name})
-        if wanted in self._families:
-            family = self._families[wanted]
+        plain = plain_name(name)
+        if plain in self._gpu_by_plain:
+            return frozenset({self._gpu_by_plain[plain].name})
+        if plain in self._families:
+            family = self._families[plain]
             return frozenset(gpu.name for gpu in self.gpus.values() if gpu.family == family)
-        begins = frozenset(g for g in self.gpus if wanted and plain_name(g).startswith(wanted) and "-" in g)
+        begins = frozenset(g for g in self.gpus if plain and plain_name(g).startswith(plain) and "-" in g)
         return begins or frozenset({self.gpu(name).name})
 
     def gpu_of_label(self, label: str, cloud: str | None = None) -> Gpu | None:
         """The GPU a SkyPilot accelerator label means, `None` for a label nobody knows."""
-        wanted = plain_name(label)
-        name = self._aliases.get((wanted, cloud or "")) or self._aliases.get((wanted, ""))
-        return self.gpus.get(name) if name else self._gpu_by_plain.get(wanted)
+        plain = plain_name(label)
+        name = self._aliases.get((plain, cloud or "")) or self._aliases.get((plain, ""))
+        return self.gpus.get(name) if name else self._gpu_by_plain.get(plain)
 
     def gpu_of_driver_name(self, name: str) -> Gpu | None:
         """The GPU that a driver calls `NVIDIA A100-SXM4-80GB`; `None` for one that is not listed."""
@@ -127,11 +148,11 @@ class Catalog:
         retired: bool = False,
     ) -> Query:
         """A `Query` with every name looked up; an unknown one is an `UnknownNameError` with the nearest."""
-        cloud = _known("cloud", cloud, self.clouds)
+        cloud = _resolve_name("cloud", cloud, self.clouds)
         return Query(
             gpus=None if gpu is None else self.gpu_names(gpu),
             cloud=cloud,
-            region=_known("region", region, self.regions()) if region else None,
+            region=_resolve_name("region", region, self.regions()) if region else None,
             instance=None if instance is None else self.instance(instance).name,
             market=market,
             max_usd_per_h=max_usd_per_h,
@@ -157,10 +178,12 @@ class Catalog:
         rows = _rows(SHIPPED / "aliases.csv")
         return {(plain_name(row.name("label")), row.text("cloud")): row.name("gpu") for row in rows}
 
-    def _offer_from(self, row: Row, day: dt.date) -> Offer:
-        return tables.offer_from(row, self.instances, day)
+    def _offer_from(self, row: CatalogRow, day: dt.date) -> Offer:
+        return offer_from(row, self.instances, day)
 
-    def _overlaid(self, file: str, parse: Callable[[Row, dt.date], _T], key: Callable[[_T], _K]) -> Mapping[_K, _T]:
+    def _overlaid(
+        self, file: str, parse: Callable[[CatalogRow, dt.date], _T], key: Callable[[_T], _K]
+    ) -> Mapping[_K, _T]:
         merged: dict[_K, _T] = {}
         for folder in (SHIPPED, self.folder):
             merged |= {key(item): item for item in _read(folder / file, parse)}
@@ -172,7 +195,7 @@ def load_catalog(folder: Path | None = None) -> Catalog:
     return Catalog(user_folder() if folder is None else folder)
 
 
-def _read(path: Path, parse: Callable[[Row, dt.date], _T]) -> Iterator[_T]:
+def _read(path: Path, parse: Callable[[CatalogRow, dt.date], _T]) -> Iterator[_T]:
     if not path.exists():
         return
     day = dt.date.fromtimestamp(path.stat().st_mtime)
@@ -180,19 +203,19 @@ def _read(path: Path, parse: Callable[[Row, dt.date], _T]) -> Iterator[_T]:
         yield parse(row, day)
 
 
-def _rows(path: Path) -> Iterator[Row]:
+def _rows(path: Path) -> Iterator[CatalogRow]:
     text = read_text(path)
     kind = "offers" if path.parent.name == "offers" else path.stem
-    if kind in tables.COLUMNS:
-        required, known = tables.COLUMNS[kind]
-        check_columns(header_of(text), str(path), 1, required=required, known=known)
+    if kind in COLUMNS:
+        required, allowed = COLUMNS[kind]
+        check_columns(header_of(text), str(path), 1, required=required, allowed=allowed)
     yield from csv_rows(text, str(path))
 
 
-def _known(kind: str, name: str | None, known: Sequence[str]) -> str | None:
+def _resolve_name(kind: str, name: str | None, names: Sequence[str]) -> str | None:
     if name is None:
         return None
-    for candidate in known:
+    for candidate in names:
         if candidate.lower() == name.lower():
             return candidate
-    raise UnknownNameError(kind, name, known)
+    raise UnknownNameError(kind, name, names)

@@ -1,4 +1,6 @@
-"""Import of price lists and tables into the user's folder: all is checked before anything is written.
+"""Import of price lists and tables into the user's folder, and download of SkyPilot's published lists.
+
+Everything is checked before anything is written; only `download_lists` uses the network.
 
 A killed import leaves old tables or new ones, never half a table: each is written beside its place and then
 moved there, GPUs before the instance types and these before the offers that name them.
@@ -6,6 +8,7 @@ moved there, GPUs before the instance types and these before the offers that nam
 
 import datetime as dt
 import os
+import re
 import tempfile
 from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
@@ -13,17 +16,33 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from stallwise.errors import CatalogError, StallwiseError
-from stallwise.hardware import skypilot, tables
+from stallwise.errors import CatalogError, InputError, OfflineError, StallwiseError
+from stallwise.hardware._skypilot import PriceList, find_lists, looks_like_skypilot, read_list
+from stallwise.hardware._tables import (
+    COLUMNS,
+    GPU_COLUMNS,
+    INSTANCE_COLUMNS,
+    OFFER_COLUMNS,
+    CatalogRow,
+    check_columns,
+    csv_rows,
+    gpu_cells,
+    gpu_from,
+    header_of,
+    instance_cells,
+    instance_from,
+    offer_cells,
+    offer_from,
+    read_text,
+    to_csv,
+)
 from stallwise.hardware.catalog import Catalog
 from stallwise.hardware.gpu import Gpu
-from stallwise.hardware.instance import Instance
-from stallwise.hardware.offer import Offer
-from stallwise.hardware.rows import Row, check_columns, csv_rows, header_of, read_text
+from stallwise.hardware.instance import Instance, Offer
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Imported:
+class CatalogImport:
     """What an import did."""
 
     files: tuple[str, ...]
@@ -35,8 +54,8 @@ class Imported:
 
 
 @dataclass(slots=True)
-class _Found:
-    rows: dict[str, list[Row]] = field(default_factory=lambda: {kind: [] for kind in tables.COLUMNS})
+class _Inputs:
+    rows: dict[str, list[CatalogRow]] = field(default_factory=lambda: {kind: [] for kind in COLUMNS})
     lists: dict[str, Path] = field(default_factory=dict)
     files: list[str] = field(default_factory=list)
 
@@ -48,38 +67,38 @@ def import_paths(
     today: dt.date,
     cloud: str | None = None,
     as_of: dt.date | None = None,
-) -> Imported:
+) -> CatalogImport:
     """Import SkyPilot folders and CSV files, and plain CSV or YAML tables, into the catalog's folder.
 
     `cloud` names the cloud of a lone SkyPilot file, and picks one from a folder. A SkyPilot list is as old as
     its file unless `as_of` says otherwise; rows of the user without a date are of `today`.
     """
-    found = _Found()
+    inputs = _Inputs()
     for path in paths:
-        _look_at(path.expanduser(), cloud, found)
-    gpus = {gpu.name: gpu for gpu in (tables.gpu_from(row, today) for row in found.rows["gpus"])}
+        _collect(path.expanduser(), cloud, inputs)
+    gpus = {gpu.name: gpu for gpu in (gpu_from(row, today) for row in inputs.rows["gpus"])}
     all_gpus = {**catalog.gpus, **gpus}
     instances = {
-        (made.cloud, made.name): made
-        for made in (tables.instance_from(row, all_gpus, today) for row in found.rows["instances"])
+        (instance.cloud, instance.name): instance
+        for instance in (instance_from(row, all_gpus, today) for row in inputs.rows["instances"])
     }
-    known = {**catalog.instances, **instances}
-    offers = [tables.offer_from(row, known, today) for row in found.rows["offers"]]
+    all_instances = {**catalog.instances, **instances}
+    offers = [offer_from(row, all_instances, today) for row in inputs.rows["offers"]]
     lists = [
-        skypilot.read_list(path, name, catalog, as_of or dt.date.fromtimestamp(path.stat().st_mtime))
-        for name, path in found.lists.items()
+        read_list(path, name, catalog, as_of or dt.date.fromtimestamp(path.stat().st_mtime))
+        for name, path in inputs.lists.items()
     ]
     for price_list in lists:
-        instances |= {(made.cloud, made.name): made for made in price_list.instances}
+        instances |= {(instance.cloud, instance.name): instance for instance in price_list.instances}
         if not price_list.offers:
             raise CatalogError(
-                f"{found.lists[price_list.cloud]} offers no GPU this catalog knows; nothing was changed."
+                f"{inputs.lists[price_list.cloud]} offers no GPU this catalog knows; nothing was changed."
             )
     if not (gpus or instances or offers or lists):
-        raise CatalogError(f"{', '.join(found.files) or 'The list of files'} holds no rows; nothing was changed.")
+        raise CatalogError(f"{', '.join(inputs.files) or 'The list of files'} holds no rows; nothing was changed.")
     _write(catalog, gpus, instances, offers, lists)
-    return Imported(
-        files=tuple(found.files),
+    return CatalogImport(
+        files=tuple(inputs.files),
         gpus=len(gpus),
         instances=len(instances),
         offers=len(offers) + sum(len(price_list.offers) for price_list in lists),
@@ -88,24 +107,24 @@ def import_paths(
     )
 
 
-def _look_at(path: Path, cloud: str | None, found: _Found) -> None:
+def _collect(path: Path, cloud: str | None, inputs: _Inputs) -> None:
     if path.is_dir():
-        lists = skypilot.find_lists(path)
+        lists = find_lists(path)
         if cloud is not None and cloud not in lists:
             raise CatalogError(f"{path} has no list of {cloud}; it has {', '.join(sorted(lists))}.")
         chosen = {cloud: lists[cloud]} if cloud else lists
-        found.lists |= chosen
-        found.files += map(str, chosen.values())
+        inputs.lists |= chosen
+        inputs.files += map(str, chosen.values())
         return
     text = read_text(path)
-    found.files.append(str(path))
+    inputs.files.append(str(path))
     if path.suffix.lower() in (".yaml", ".yml"):
-        _look_at_yaml(text, str(path), found)
-    elif skypilot.looks_like_skypilot(text):
-        found.lists[_cloud_of(path, cloud)] = path
+        _collect_yaml(text, str(path), inputs)
+    elif looks_like_skypilot(text):
+        inputs.lists[_cloud_of(path, cloud)] = path
     else:
         kind = _kind_of(header_of(text), str(path))
-        found.rows[kind] += csv_rows(text, str(path))
+        inputs.rows[kind] += csv_rows(text, str(path))
 
 
 def _cloud_of(path: Path, cloud: str | None) -> str:
@@ -114,7 +133,10 @@ def _cloud_of(path: Path, cloud: str | None) -> str:
     # In SkyPilot's own layout the folder is named after the cloud.
     if path.name == "vms.csv" and path.parent.name:
         return path.parent.name
-    raise CatalogError(f"{path} is a SkyPilot list, but of which cloud? Say so with --cloud aws.")
+    raise CatalogError(
+        f"{path} is a SkyPilot list that does not say of which cloud it is. Name the cloud, for example aws.",
+        fields=("cloud",),
+    )
 
 
 def _kind_of(header: Sequence[str], file: str) -> str:
@@ -126,17 +148,19 @@ def _kind_of(header: Sequence[str], file: str) -> str:
             f"{file}, line 1: found the columns {shown!r}, neither those of SkyPilot nor of a table of "
             "offers (cloud, instance, region, market, usd_per_h), instances or gpus. Correct that line."
         )
-    required, columns = tables.COLUMNS[kind]
-    check_columns(header, file, 1, required=required, known=columns)
+    required, columns = COLUMNS[kind]
+    check_columns(header, file, 1, required=required, allowed=columns)
     return kind
 
 
-def _look_at_yaml(text: str, file: str, found: _Found) -> None:
+def _collect_yaml(text: str, file: str, inputs: _Inputs) -> None:
     import yaml
 
     try:
         # Nodes, not values: they keep the line, and 2026-08-22 or 1e3 stay the text that was written.
         document = yaml.compose(text, Loader=yaml.SafeLoader)
+    except RecursionError:
+        raise CatalogError(f"{file} is nested too deeply to be a table. Nothing was changed.") from None
     except yaml.YAMLError as error:
         mark = getattr(error, "problem_mark", None)
         where = f", line {mark.line + 1}" if mark else ""
@@ -144,15 +168,19 @@ def _look_at_yaml(text: str, file: str, found: _Found) -> None:
     if not isinstance(document, yaml.MappingNode) or not document.value:
         raise CatalogError(f"{file}: expected the keys gpus, instances or offers, each with a list of entries.")
     for key, entries in document.value:
-        if key.value not in tables.COLUMNS or not isinstance(entries, yaml.SequenceNode):
+        if (
+            not isinstance(key, yaml.ScalarNode)
+            or key.value not in COLUMNS
+            or not isinstance(entries, yaml.SequenceNode)
+        ):
             raise CatalogError(
                 f"{file}, line {key.start_mark.line + 1}: found {key.value!r}, expected gpus, instances or "
                 "offers with a list of entries."
             )
-        found.rows[key.value] += [_yaml_row(entry, key.value, file) for entry in entries.value]
+        inputs.rows[key.value] += [_yaml_row(entry, key.value, file) for entry in entries.value]
 
 
-def _yaml_row(entry: Any, kind: str, file: str) -> Row:
+def _yaml_row(entry: Any, kind: str, file: str) -> CatalogRow:
     import yaml
 
     line = entry.start_mark.line + 1
@@ -160,12 +188,14 @@ def _yaml_row(entry: Any, kind: str, file: str) -> Row:
         raise CatalogError(f"{file}, line {line}: expected `column: value` pairs.")
     cells = {}
     for key, value in entry.value:
+        if not isinstance(key, yaml.ScalarNode):
+            raise CatalogError(f"{file}, line {key.start_mark.line + 1}: expected the name of a column.")
         if not isinstance(value, yaml.ScalarNode):
             raise CatalogError(f"{file}, line {value.start_mark.line + 1}: expected one value for {key.value!r}.")
         cells[key.value] = "" if value.tag == "tag:yaml.org,2002:null" else value.value
-    required, columns = tables.COLUMNS[kind]
-    check_columns(list(cells), file, line, required=required, known=columns)
-    return Row(cells, file, line)
+    required, columns = COLUMNS[kind]
+    check_columns(list(cells), file, line, required=required, allowed=columns)
+    return CatalogRow(cells, file, line)
 
 
 def _write(
@@ -173,24 +203,24 @@ def _write(
     gpus: Mapping[str, Gpu],
     instances: Mapping[tuple[str, str], Instance],
     offers: Sequence[Offer],
-    lists: Sequence[skypilot.PriceList],
+    lists: Sequence[PriceList],
 ) -> None:
     texts: dict[Path, str] = {}
     folder = catalog.folder
     if gpus:
-        merged = _merged(folder / "gpus.csv", ("gpu",), map(tables.gpu_cells, gpus.values()))
-        texts[folder / "gpus.csv"] = tables.to_csv(tables.GPU_COLUMNS, merged)
+        merged = _merged(folder / "gpus.csv", ("gpu",), map(gpu_cells, gpus.values()))
+        texts[folder / "gpus.csv"] = to_csv(GPU_COLUMNS, merged)
     if instances:
-        cells = map(tables.instance_cells, instances.values())
+        cells = map(instance_cells, instances.values())
         merged = _merged(folder / "instances.csv", ("cloud", "instance"), cells)
-        texts[folder / "instances.csv"] = tables.to_csv(tables.INSTANCE_COLUMNS, merged)
+        texts[folder / "instances.csv"] = to_csv(INSTANCE_COLUMNS, merged)
     for price_list in lists:
-        rows = map(tables.offer_cells, price_list.offers)
-        texts[folder / "offers" / f"{price_list.cloud}.csv"] = tables.to_csv(tables.OFFER_COLUMNS, rows)
+        rows = map(offer_cells, price_list.offers)
+        texts[folder / "offers" / f"{price_list.cloud}.csv"] = to_csv(OFFER_COLUMNS, rows)
     if offers:
         key = ("cloud", "instance", "region", "zone", "market")
-        merged = _merged(folder / "offers.csv", key, map(tables.offer_cells, offers))
-        texts[folder / "offers.csv"] = tables.to_csv(tables.OFFER_COLUMNS, merged)
+        merged = _merged(folder / "offers.csv", key, map(offer_cells, offers))
+        texts[folder / "offers.csv"] = to_csv(OFFER_COLUMNS, merged)
     write_all(texts)
 
 
@@ -241,3 +271,61 @@ def _beside(path: Path, text: str) -> Path:
             ready.unlink(missing_ok=True)
             raise
     return ready
+
+
+BASE_URL = "https://raw.githubusercontent.com/skypilot-org/skypilot-catalog/master/catalogs"
+CLOUDS = ("aws", "gcp", "azure", "lambda")
+SCHEMAS = ("v8", "v7", "v6", "v5")
+_TIMEOUT_S = 20
+_NOT_THERE = 404
+
+
+_CLOUD_NAME = re.compile(r"[a-z0-9][a-z0-9_-]*")
+
+
+def download_lists(folder: Path, clouds: Iterable[str] = CLOUDS, base_url: str = BASE_URL) -> Path:
+    """Fetch `vms.csv` of each cloud from the newest schema that has it; `folder` gets SkyPilot's layout."""
+    if not base_url.startswith(("http://", "https://")):
+        raise InputError(f"{base_url!r} is no web address. Give one that starts with https:// or http://.")
+    for cloud in clouds:
+        if not _CLOUD_NAME.fullmatch(cloud):
+            raise InputError(f"{cloud!r} is no name of a cloud, like aws.", fields=("cloud",))
+        target = folder / "v0" / cloud / "vms.csv"
+        target.parent.mkdir(parents=True)
+        target.write_bytes(_fetch_newest(base_url.rstrip("/"), cloud))
+    return folder
+
+
+def _fetch_newest(base_url: str, cloud: str) -> bytes:
+    for schema in SCHEMAS:
+        body = _fetch(f"{base_url}/{schema}/{cloud}/vms.csv")
+        if body is not None:
+            return body
+    raise InputError(
+        f"{base_url} publishes no price list of {cloud} (looked for schemas {', '.join(SCHEMAS)}). Name other clouds.",
+        fields=("cloud",),
+    )
+
+
+def _fetch(url: str) -> bytes | None:
+    import http.client
+    import urllib.error
+    import urllib.request
+
+    try:
+        with urllib.request.urlopen(url, timeout=_TIMEOUT_S) as response:  # noqa: S310 (http(s) was checked)
+            body: bytes = response.read()
+            return body
+    except urllib.error.HTTPError as error:
+        error.close()
+        if error.code == _NOT_THERE:
+            return None
+        reason: object = f"HTTP {error.code}"
+    except urllib.error.URLError as error:
+        reason = error.reason
+    except (OSError, ValueError, http.client.HTTPException) as error:
+        reason = error
+    raise OfflineError(
+        f"{url} could not be fetched ({reason}). Try again when online, or read a catalog you already have: "
+        "`stallwise catalog import ~/.sky/catalogs`. Your prices are as they were."
+    )

@@ -11,6 +11,7 @@ from typing import Any, Literal
 import msgspec
 
 from stallwise.errors import InputError
+from stallwise.inputs import bounded_nesting, read_bytes
 
 SCHEMA_VERSION = 1
 
@@ -19,7 +20,7 @@ Scope = Literal["inside", "between", "all"]
 
 
 class HostRecord(msgspec.Struct, frozen=True, kw_only=True):
-    """One node's hardware."""
+    """The hardware of one node: CPU model, cores, memory and GPUs."""
 
     node: int
     cpu_model: str | None = None
@@ -124,7 +125,7 @@ class NetworkRecord(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class DeviceRecord(msgspec.Struct, frozen=True, kw_only=True):
-    """What the process that measures the devices found."""
+    """Results of the process that measures the devices."""
 
     torch: str
     cuda: str | None
@@ -136,7 +137,7 @@ class DeviceRecord(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class MachineRecord(msgspec.Struct, frozen=True, kw_only=True):
-    """The whole record; what characterize adds is empty in a record of probe."""
+    """Everything measured on a machine; fields that only `characterize` fills are empty in a record of `probe`."""
 
     schema_version: int = SCHEMA_VERSION
     kind: Literal["machine"] = "machine"
@@ -162,7 +163,7 @@ class MachineRecord(msgspec.Struct, frozen=True, kw_only=True):
         return next((one.bytes_per_s for one in self.storage if one.kind == "disk"), None)
 
     def link(self, scope: Scope) -> LinkRecord | None:
-        """What was measured there; None where it was not, or where the machine has no such link."""
+        """The measurement of that scope; None where it was not measured or the machine has no such link."""
         return next((link for link in self.links if link.scope == scope), None)
 
 
@@ -174,13 +175,14 @@ def encode_machine(record: MachineRecord) -> bytes:
 def read_machine(path: Path) -> MachineRecord:
     """The record in `path`; one sentence for each way it can be unusable."""
     try:
-        data = path.read_bytes()
+        data = read_bytes(path)
     except OSError as error:
         raise InputError(
             f"{path} cannot be read ({error.strerror}). Give a file written by stallwise probe or characterize."
         ) from None
     try:
-        document = msgspec.json.decode(data)
+        with bounded_nesting(path, "a machine record"):
+            document = msgspec.json.decode(data)
     except (msgspec.DecodeError, UnicodeDecodeError) as error:
         raise InputError(
             f"{path} is cut off or not JSON ({error}). Measure again with stallwise probe or characterize."

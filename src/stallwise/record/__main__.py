@@ -2,7 +2,7 @@
 
 import sys
 
-from stallwise.record.rank import main
+from stallwise.record.rank.main import main
 
 if __name__ == "__main__":
     sys.exit(main(sys.argv[1:]))

@@ -1,11 +1,15 @@
-"""Processes that end with their parent, and ending all that a job has started."""
+"""Processes of a job: ending with their parent, finding all that a job has started, ending them."""
 
 import contextlib
 import ctypes
+import functools
+import gc
 import os
 import signal
 import sys
-from collections.abc import Iterable
+import threading
+from collections.abc import Iterable, Iterator
+from types import FrameType
 
 import psutil
 
@@ -27,9 +31,9 @@ def adopt_orphans() -> None:
 
 
 def descendants(besides: Iterable[int] = ()) -> list[psutil.Process]:
-    """All processes below this one, except `besides` (those that were there before the job)."""
-    known = set(besides)
-    return [process for process in psutil.Process().children(recursive=True) if process.pid not in known]
+    """All processes below this one, except `besides` (those that existed before the job)."""
+    excluded = set(besides)
+    return [process for process in psutil.Process().children(recursive=True) if process.pid not in excluded]
 
 
 def end_all(processes: list[psutil.Process], *, gentle: signal.Signals | None = None, patience_s: float = 0.0) -> None:
@@ -58,6 +62,20 @@ def signal_process(pid: int, sent: int) -> bool:
     return True
 
 
+@contextlib.contextmanager
+def interruptible() -> Iterator[None]:
+    """Make SIGTERM raise KeyboardInterrupt, as Ctrl-C does."""
+
+    def interrupt(number: int, frame: FrameType | None) -> None:
+        raise KeyboardInterrupt
+
+    before = signal.signal(signal.SIGTERM, interrupt)
+    try:
+        yield
+    finally:
+        signal.signal(signal.SIGTERM, before)
+
+
 def _signal_all(processes: Iterable[psutil.Process], sent: signal.Signals) -> None:
     for process in processes:
         with contextlib.suppress(psutil.NoSuchProcess, psutil.AccessDenied):
@@ -67,3 +85,31 @@ def _signal_all(processes: Iterable[psutil.Process], sent: signal.Signals) -> No
 def _prctl(option: int, value: int) -> None:
     if sys.platform == "linux":
         ctypes.CDLL(None).prctl(option, value)
+
+
+@functools.cache
+def keep_garbage_in_the_parent() -> None:
+    """Never collect in a forked process (a loader's worker) what was garbage in this one.
+
+    Destroying a CUDA event aborts a process that was forked from one that uses CUDA, and a loader's iterator cannot
+    join workers that are not its children. Recording makes garbage of both kinds.
+    """
+    one_at_a_time = threading.Lock()  # two threads that fork together would leave the collector off
+    was_enabled = False
+
+    def before() -> None:
+        nonlocal was_enabled
+        one_at_a_time.acquire()
+        was_enabled = gc.isenabled()
+        gc.disable()
+
+    def after() -> None:
+        if was_enabled:
+            gc.enable()
+        one_at_a_time.release()
+
+    def after_in_child() -> None:
+        gc.freeze()
+        after()
+
+    os.register_at_fork(before=before, after_in_parent=after, after_in_child=after_in_child)

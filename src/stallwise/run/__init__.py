@@ -13,9 +13,10 @@ from stallwise.run.manifest import (
     PhaseRecord,
     RankRecord,
     WorldRecord,
+    redact,
+    redact_environment,
 )
 from stallwise.run.reader import Run
-from stallwise.run.redact import redact, redact_environment
 from stallwise.run.schema import BatchRow, EventRow, StepRow
 from stallwise.run.writer import RankWriter, start_run
 

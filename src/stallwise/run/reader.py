@@ -1,16 +1,15 @@
 """Reading a run: whole, partial, or still being recorded."""
 
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from functools import cached_property
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from stallwise.run.join import missing_sentence
+from stallwise.run.join import RankParts, RunSource, TableRead, find_parts, fold, missing_sentence, read_table
 from stallwise.run.manifest import Manifest, read_manifest
-from stallwise.run.parts import RankParts, Source, TableRead, find_parts, fold, read_table
 
 if TYPE_CHECKING:
-    import polars
+    from stallwise.run.table import Table
 
 
 @dataclass(frozen=True)
@@ -20,6 +19,7 @@ class Run:
     path: Path
     manifest: Manifest
     parts: tuple[RankParts, ...] = ()
+    _reads: dict[str, TableRead] = field(default_factory=dict, repr=False, compare=False)
 
     @classmethod
     def open(cls, path: Path) -> "Run":
@@ -27,11 +27,6 @@ class Run:
         manifest = read_manifest(path)
         parts = find_parts([path])
         return cls(path, fold(manifest, parts) if parts else manifest, parts)
-
-    @property
-    def is_partial(self) -> bool:
-        """Whether anything may be missing; `partial_reason` says what."""
-        return self.manifest.state != "complete"
 
     @cached_property
     def partial_reason(self) -> str | None:
@@ -41,14 +36,16 @@ class Run:
         missing = missing_sentence(self.manifest)
         return " ".join(s for s in ("It is still being recorded, or its launcher was killed.", missing) if s)
 
-    def table(self, name: str) -> "polars.DataFrame":
+    def table(self, name: str) -> "Table":
         """A table by name (`steps`, `batches`, `events`); a known one that nobody wrote is empty."""
-        return self.read(name).frame
+        return self.read(name).table
 
     def read(self, name: str) -> TableRead:
-        """A table, and a sentence for each damaged part that was left out of it."""
-        return read_table((Source(self.path, self.manifest),), name, self.parts)
+        """A table, and a sentence for each damaged part that was left out of it; from disk only once."""
+        if name not in self._reads:
+            self._reads[name] = read_table((RunSource(self.path, self.manifest),), name, self.parts)
+        return self._reads[name]
 
     def __repr__(self) -> str:
-        known = self.manifest
-        return f"<Run {known.run_id} ({known.state}) of {known.job.script!r} at {self.path}>"
+        manifest = self.manifest
+        return f"<Run {manifest.run_id} ({manifest.state}) of {manifest.job.script!r} at {self.path}>"

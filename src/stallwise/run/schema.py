@@ -1,4 +1,4 @@
-"""The tables of record version 1. A row type is the table: its fields are the columns, in order.
+"""The tables of a record. A row type is the table: its fields are the columns, in order.
 
 A field `name: Annotated[type, Column(dtype, text)]` is one column; `| None` makes it nullable, and null means
 "could not be measured". A table is added by writing a row type and one entry in `TABLES`; a nullable column
@@ -9,14 +9,16 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Annotated, Any, Literal, NamedTuple, get_args, get_origin, get_type_hints
 
 if TYPE_CHECKING:
-    import polars
+    from stallwise.run.table import Table, TableColumn
 
+_MOST_S, _MOST_COUNT = 1e12, 1 << 60
+_COUNTS = {"samples", "tokens", "fetches", "hits", "requests", "retries", "elements", "calls", "steps"}
 DataType = Literal["Boolean", "Float64", "Int32", "Int64", "String"]
 
 
 @dataclass(frozen=True)
 class Column:
-    """A column's polars type and its meaning."""
+    """A column's type and its meaning."""
 
     dtype: DataType
     text: str
@@ -47,6 +49,7 @@ class StepRow(NamedTuple):
     cpu_s: Annotated[
         float | None, Column("Float64", "processor time of the rank's own process, all its threads, without workers")
     ] = None
+    fetches: Annotated[int | None, Column("Int64", "batches fetched in this step, of all loaders")] = None
 
 
 class BatchRow(NamedTuple):
@@ -154,14 +157,48 @@ class CollectiveRow(NamedTuple):
 
     rank: Annotated[int, Column("Int32", "rank that called it")]
     step: Annotated[int, Column("Int64", "step it was called in")]
-    name: Annotated[str, Column("String", "all_reduce, all_gather, broadcast, barrier, …")]
+    name: Annotated[str, Column("String", "all_reduce, all_gather, broadcast, barrier, …; send, recv between stages")]
     calls: Annotated[int, Column("Int32", "calls in the step")]
     bytes: Annotated[int, Column("Int64", "bytes handed to it, all calls")]
     waited_s: Annotated[float, Column("Float64", "time the rank's compute waited for it, all calls")]
+    group: Annotated[str | None, Column("String", "ranks of its process group: 0-3, or 0,2")] = None
+
+
+class NoiseRow(NamedTuple):
+    """Squared norms of one step's gradient over a small and over a large batch: what the noise scale comes from."""
+
+    rank: Annotated[int, Column("Int32", "rank it was measured on")]
+    step: Annotated[int, Column("Int64", "step it was measured in")]
+    small: Annotated[float, Column("Float64", "squared norm over the rank's own batch, or its first micro-batch")]
+    large: Annotated[float, Column("Float64", "squared norm of the mean over all ranks, or over all micro-batches")]
+    parts: Annotated[int, Column("Int32", "small batches in the large one")]
+
+
+MESSAGES = ("send", "recv", "isend", "irecv", "batch_isend_irecv")
+"""Names of collectives that go between two ranks: the stages of a pipeline."""
+
+
+class ObservedRow(NamedTuple):
+    """What one window of the *observe* phase attributes to one cause; the causes of a window add up to its time."""
+
+    rank: Annotated[int, Column("Int32", "rank it was observed on")]
+    window: Annotated[int, Column("Int32", "window, from 0")]
+    steps: Annotated[int, Column("Int64", "steps in the window")]
+    cause: Annotated[
+        str,
+        Column(
+            "String",
+            "compute, copy, exchange, or what the device (without one: the step) waited for: loader, data code, "
+            "rollout, launch, synchronise, allocate, gc, python",
+        ),
+    ]
+    s: Annotated[float, Column("Float64", "seconds of the whole window")]
+    calls: Annotated[int, Column("Int64", "calls, or stretches of time, in the window")] = 0
+    where: Annotated[str | None, Column("String", "source line or function that most of it belongs to")] = None
 
 
 @dataclass(frozen=True)
-class Table:
+class TableSchema:
     """A table by name, with its columns and which of them may be null."""
 
     name: str
@@ -169,20 +206,46 @@ class Table:
     columns: dict[str, Column]
     nullable: frozenset[str]
 
-    def dtypes(self) -> "dict[str, polars.DataType]":
-        """Column names to polars types."""
-        import polars
-
-        return {name: getattr(polars, column.dtype)() for name, column in self.columns.items()}
-
-    def empty(self) -> "polars.DataFrame":
+    def empty(self) -> "Table":
         """The table without rows."""
-        import polars
+        from stallwise.run.table import DTYPES, Table, TableColumn
 
-        return polars.DataFrame(schema=self.dtypes())
+        return Table({name: TableColumn.nulls(0, DTYPES[column.dtype]) for name, column in self.columns.items()})
+
+    def conform(self, table: "Table") -> "Table":
+        """`table` with these columns; nullable ones it lacks are null, further ones stay.
+
+        A `TypeError` or `ValueError` where another one is absent or holds what its type cannot.
+        """
+        from stallwise.run.table import DTYPES, Table, TableColumn
+
+        columns: dict[str, TableColumn] = {}
+        for name, column in self.columns.items():
+            dtype = DTYPES[column.dtype]
+            if name in table:
+                columns[name] = _checked(name, table[name].cast(dtype), nullable=name in self.nullable)
+            elif name in self.nullable:
+                columns[name] = TableColumn.nulls(table.height, dtype)
+            else:
+                raise ValueError(f"it has no column {name}")
+        return Table(columns | {name: series for name, series in table.columns.items() if name not in columns})
 
 
-def table_of(name: str, row: type[tuple[Any, ...]]) -> Table:
+def _checked(name: str, column: "TableColumn", *, nullable: bool) -> "TableColumn":
+    """`column`, if its values can have been measured; arithmetic on others ends in overflow or divides by zero."""
+    values, kind = column.values, column.values.dtype.kind
+    most = {"f": _MOST_S, "i": _MOST_COUNT}.get(kind)
+    # What is not a number is within no bounds.
+    if most is not None and not ((values >= -most) & (values <= most) | column.null).all():
+        raise ValueError(f"{name} holds a number beyond {most:g}")
+    if (name in _COUNTS or name.endswith("bytes")) and (values < 0).any():
+        raise ValueError(f"{name} holds a negative number")
+    if kind == "O" and not nullable and column.null.any():
+        raise ValueError(f"{name} is missing in some rows")
+    return column
+
+
+def table_of(name: str, row: type[tuple[Any, ...]]) -> TableSchema:
     """The table whose rows are `row`, read from its annotations."""
     columns: dict[str, Column] = {}
     nullable: set[str] = set()
@@ -192,10 +255,10 @@ def table_of(name: str, row: type[tuple[Any, ...]]) -> Table:
             columns[field] = column
             if type(None) in get_args(kind):
                 nullable.add(field)
-    return Table(name, (row.__doc__ or "").strip(), columns, frozenset(nullable))
+    return TableSchema(name, (row.__doc__ or "").strip(), columns, frozenset(nullable))
 
 
-TABLES: dict[str, Table] = {
+TABLES: dict[str, TableSchema] = {
     "steps": table_of("steps", StepRow),
     "batches": table_of("batches", BatchRow),
     "loads": table_of("loads", LoadRow),
@@ -204,4 +267,6 @@ TABLES: dict[str, Table] = {
     "gradients": table_of("gradients", GradientRow),
     "spans": table_of("spans", SpanRow),
     "collectives": table_of("collectives", CollectiveRow),
+    "noise": table_of("noise", NoiseRow),
+    "observed": table_of("observed", ObservedRow),
 }

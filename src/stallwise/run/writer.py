@@ -14,8 +14,10 @@ import msgspec
 
 from stallwise.errors import RunError
 from stallwise.run.atomic import flush_folder, make_folder, write_atomically
+from stallwise.run.join import RANK_NAME, RankParts, RankReport, encode_part, part_path, rank_folder
 from stallwise.run.manifest import (
     MANIFEST_NAME,
+    LoaderRecord,
     Manifest,
     ModelRecord,
     NodeRecord,
@@ -24,7 +26,6 @@ from stallwise.run.manifest import (
     encode,
     read_manifest,
 )
-from stallwise.run.parts import RANK_NAME, RankParts, RankReport, encode_part, part_path, rank_folder
 from stallwise.run.schema import TABLES
 
 # A flush costs about a millisecond plus the disk's own flush; over this many rows that is next to nothing.
@@ -35,16 +36,16 @@ def start_run(folder: Path, manifest: Manifest) -> None:
     """Create the run: its folder and a manifest in state `recording`. A run is never overwritten."""
     if (folder / MANIFEST_NAME).exists():
         raise RunError(f"{folder} already holds a run. Choose another folder, or remove it first.")
-    make_folder(folder)
+    make_folder(folder, mode=0o700)  # arguments, paths, and what the script writes are nobody else's business
     write_atomically(folder / MANIFEST_NAME, encode(manifest))
 
 
 class RankWriter:
     """One rank's side of a run. Appending costs a list append; files are written every `flush_rows` rows.
 
-    Nothing heavy is imported (see `parts.py` for why polars must not be). Flush where a pause does no harm,
-    between blocks. Use it from the rank's own process and one thread only: a forked loader worker inherits
-    the object, and there `flush` and `close` do nothing, so that it cannot write over its parent's files.
+    Nothing heavy is imported. Flush where a pause does no harm, between blocks. Use it from the rank's own process
+    and one thread only: a forked loader worker inherits the object, and there `flush` and `close` do nothing, so that
+    it cannot write over its parent's files.
     """
 
     def __init__(self, folder: Path, report: RankReport, flush_rows: int) -> None:
@@ -119,12 +120,32 @@ class RankWriter:
 
     def phase(self, name: str, differs: str) -> None:
         """Say what differs in a phase that was not announced on opening."""
-        if all(known.name != name for known in self._report.phases):
+        if all(phases.name != name for phases in self._report.phases):
             self._change_report(phases=(*self._report.phases, PhaseRecord(name=name, differs=differs)))
+
+    def epoch(self, samples: int) -> None:
+        """Say how many samples an epoch of the training data has, over all ranks."""
+        self._change_report(epoch_samples=samples)
 
     def model(self, record: ModelRecord) -> None:
         """Say what is being trained."""
         self._change_report(model=record)
+
+    def loader(self, record: LoaderRecord) -> None:
+        """Record the settings of the loader that feeds the steps."""
+        self._change_report(loader=record)
+
+    def light(self, light: bool) -> None:
+        """Record whether the profile only observes."""
+        self._change_report(light=light)
+
+    def batch_seen(self, samples_per_step: float, tokens_per_step: float | None) -> None:
+        """Say how much this rank trains on in a step, where no loader could tell."""
+        if self._report.model is not None:
+            changed = msgspec.structs.replace(
+                self._report.model, samples_per_step=samples_per_step, tokens_per_step=tokens_per_step
+            )
+            self._change_report(model=changed)
 
     def flush(self) -> None:
         """Put everything appended so far on disk."""

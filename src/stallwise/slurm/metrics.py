@@ -1,26 +1,37 @@
-"""Figures of the controller, as Prometheus reads them (text format 0.0.4) over HTTP."""
+"""Metrics of the controller for Prometheus: prometheus_client's application on a server with bounded connections.
+
+A connection that waits is ended after some seconds, and the oldest one when another comes and the limit is reached: who
+only holds connections open takes neither threads nor the place of a scrape, which takes milliseconds.
+"""
 
 import contextlib
+import socket
 import threading
-from collections import Counter
+from collections import Counter, OrderedDict
 from collections.abc import Iterator
 from dataclasses import dataclass, field
-from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
-from typing import TYPE_CHECKING
+from socketserver import TCPServer, ThreadingMixIn
+from typing import TYPE_CHECKING, Any
+from wsgiref.simple_server import WSGIRequestHandler, WSGIServer
 
-from stallwise.errors import InputError
+from stallwise.errors import InputError, missing_extra
 
 if TYPE_CHECKING:
+    from prometheus_client.core import Metric
+
+    from stallwise.slurm._plan import Partition, SchedulePlan
     from stallwise.slurm.commands import Slurm
-    from stallwise.slurm.plan import Partition, Plan
 
 _PHASES = ("waiting", "starting", "holding", "running", "warned", "stopping", "ending")
+_CONNECTIONS = 16
+_WAIT_S = 10.0
+"""For the next bytes of a request, or for room to write."""
 _BOUNDS_S = (0.01, 0.03, 0.1, 0.3, 1.0, 3.0, 10.0)
 
 
 @dataclass(slots=True)
-class Figures:
-    """Counted since the controller began, or as of the last look."""
+class ControllerMetrics:
+    """Counts since the controller began, and the state of the partition at its last poll of Slurm."""
 
     looks: int = 0
     failed_looks: int = 0
@@ -39,23 +50,23 @@ class Figures:
     waits: dict[int, tuple[int, float]] = field(default_factory=dict)
     """By gang: starts, seconds waited in all."""
 
-    def decided(self, seconds: float, reading_s: float) -> None:
-        """One decision, and the time Slurm took to answer."""
-        place = next((i for i, bound in enumerate(_BOUNDS_S) if seconds <= bound), len(_BOUNDS_S))
-        self.decision_s[place] += 1
+    def count_decision(self, seconds: float, reading_s: float) -> None:
+        """Count one decision, and the time Slurm took to answer before it."""
+        bucket = next((i for i, bound in enumerate(_BOUNDS_S) if seconds <= bound), len(_BOUNDS_S))
+        self.decision_s[bucket] += 1
         self.decision_sum_s += seconds
         self.read_sum_s += reading_s
 
-    def did(self, what: str) -> None:
-        """An action, or one that failed."""
+    def count_action(self, what: str) -> None:
+        """Count an action, or one that failed."""
         self.actions[what] += 1
 
-    def seen(self, what: str) -> None:
-        """A job that changed by itself."""
+    def count_event(self, what: str) -> None:
+        """Count a job that ended."""
         self.ended += what in ("done", "lost")
 
-    def looked(self, here: "Partition", plan: "Plan", slurm: "Slurm", now_s: float) -> None:
-        """The partition as of now."""
+    def update(self, here: "Partition", plan: "SchedulePlan", slurm: "Slurm", now_s: float) -> None:
+        """Take the state of the partition after a poll and its decision."""
         self.looks += 1
         self.looked_at_s = now_s
         waiting = [row for row in here.rows.values() if row.phase == "waiting"]
@@ -74,96 +85,147 @@ class Figures:
             count, waited = self.waits.get(gang, (0, 0.0))
             self.waits[gang] = (count + 1, waited + start.waited_s)
 
-    def text(self, partition: str) -> str:
-        """Everything, in Prometheus' words."""
-        label = f'partition="{_escaped(partition)}"'
-        lines = [
-            *_metric("looks_total", "counter", "Times Slurm was asked for everything.", [(label, self.looks)]),
-            *_metric("looks_failed_total", "counter", "Times it gave no answer.", [(label, self.failed_looks)]),
-            *_metric("last_look_timestamp_seconds", "gauge", "When it last answered.", [(label, self.looked_at_s)]),
-            *_metric("read_seconds_total", "counter", "Spent waiting for Slurm's answers.", [(label, self.read_sum_s)]),
-            *_histogram("decision_seconds", label, self.decision_s, self.decision_sum_s, sum(self.decision_s)),
-            *_metric("jobs", "gauge", "Jobs by phase.", [(f'{label},phase="{p}"', self.phases[p]) for p in _PHASES]),
-            *_metric("jobs_ended_total", "counter", "Jobs that ended.", [(label, self.ended)]),
-            *_metric("gpus", "gauge", "GPUs by user.", [(f'{label},of="{k}"', v) for k, v in self.gpus.items()]),
-            *_metric("waiting_gpus", "gauge", "GPUs that waiting jobs ask for.", [(label, self.waiting_gpus)]),
-            *_metric("oldest_wait_seconds", "gauge", "Longest present wait.", [(label, self.oldest_wait_s)]),
-            *_metric(
-                "actions_total",
-                "counter",
-                "What was done, by kind.",
-                [(f'{label},what="{what}"', count) for what, count in sorted(self.actions.items())],
-            ),
-            *_metric("commands_total", "counter", "Slurm commands.", [(label, self.commands)]),
-            *_metric("commands_failed_total", "counter", "Of them, failed.", [(label, self.failed_commands)]),
-            *_metric(
-                "wait_seconds_sum",
-                "counter",
-                "Waited before starts, by gang.",
-                [(f'{label},gpus="{gang}"', waited) for gang, (_, waited) in sorted(self.waits.items())],
-            ),
-            *_metric(
-                "wait_seconds_count",
-                "counter",
-                "Starts, by gang.",
-                [(f'{label},gpus="{gang}"', count) for gang, (count, _) in sorted(self.waits.items())],
-            ),
-        ]
-        return "\n".join(lines) + "\n"
+    def families(self, partition: str) -> Iterator["Metric"]:
+        """Yield all metrics as prometheus_client's families, labelled with the partition."""
+        from prometheus_client.core import (
+            CounterMetricFamily,
+            GaugeMetricFamily,
+            HistogramMetricFamily,
+            SummaryMetricFamily,
+        )
+
+        def counter(name: str, text: str, value: float) -> CounterMetricFamily:
+            family = CounterMetricFamily(f"stallwise_{name}", text, labels=["partition"])
+            family.add_metric([partition], value)
+            return family
+
+        def gauge(name: str, text: str, value: float) -> GaugeMetricFamily:
+            family = GaugeMetricFamily(f"stallwise_{name}", text, labels=["partition"])
+            family.add_metric([partition], value)
+            return family
+
+        yield counter("looks", "Polls of Slurm that were answered.", self.looks)
+        yield counter("looks_failed", "Polls of Slurm that failed.", self.failed_looks)
+        yield gauge("last_look_timestamp_seconds", "Time of the last answered poll.", self.looked_at_s)
+        yield counter("read_seconds", "Time spent waiting for Slurm's answers.", self.read_sum_s)
+        bounds = [*(f"{bound:g}" for bound in _BOUNDS_S), "+Inf"]
+        cumulative = [float(sum(self.decision_s[: i + 1])) for i in range(len(bounds))]
+        decision = HistogramMetricFamily("stallwise_decision_seconds", "Time of one decision.", labels=["partition"])
+        decision.add_metric([partition], list(zip(bounds, cumulative, strict=True)), self.decision_sum_s)
+        yield decision
+        jobs = GaugeMetricFamily("stallwise_jobs", "Jobs by phase.", labels=["partition", "phase"])
+        for phase in _PHASES:
+            jobs.add_metric([partition, phase], self.phases[phase])
+        yield jobs
+        yield counter("jobs_ended", "Jobs that ended.", self.ended)
+        gpus = GaugeMetricFamily("stallwise_gpus", "GPUs: free, of our jobs, of others.", labels=["partition", "of"])
+        for owner, count in self.gpus.items():
+            gpus.add_metric([partition, owner], count)
+        yield gpus
+        yield gauge("waiting_gpus", "GPUs that waiting jobs request.", self.waiting_gpus)
+        yield gauge("oldest_wait_seconds", "Longest present wait.", self.oldest_wait_s)
+        actions = CounterMetricFamily("stallwise_actions", "Actions by kind.", labels=["partition", "what"])
+        for what, count in sorted(self.actions.items()):
+            actions.add_metric([partition, what], count)
+        yield actions
+        yield counter("commands", "Slurm commands.", self.commands)
+        yield counter("commands_failed", "Slurm commands that failed.", self.failed_commands)
+        waits = SummaryMetricFamily(
+            "stallwise_wait_seconds", "Waits before starts, by gang.", labels=["partition", "gpus"]
+        )
+        for gang, (starts, waited_s) in sorted(self.waits.items()):
+            waits.add_metric([partition, str(gang)], starts, waited_s)
+        yield waits
 
 
-def _metric(name: str, kind: str, text: str, values: list[tuple[str, float]]) -> list[str]:
-    head = [f"# HELP stallwise_{name} {text}", f"# TYPE stallwise_{name} {kind}"]
-    return [*head, *(f"stallwise_{name}{{{labels}}} {value:g}" if value < 1e6 else
-                     f"stallwise_{name}{{{labels}}} {value:.3f}" for labels, value in values)]  # fmt: skip
+@dataclass(frozen=True, slots=True, eq=False)
+class _Collector:
+    """The metrics of one partition, as prometheus_client's registry asks for them."""
+
+    metrics: ControllerMetrics
+    partition: str
+
+    def collect(self) -> Iterator["Metric"]:
+        return self.metrics.families(self.partition)
 
 
-def _histogram(name: str, label: str, counts: list[int], total_s: float, number: int) -> list[str]:
-    lines = [f"# HELP stallwise_{name} Time of one decision.", f"# TYPE stallwise_{name} histogram"]
-    running = 0
-    for bound, count in zip(_BOUNDS_S, counts, strict=False):
-        running += count
-        lines.append(f'stallwise_{name}_bucket{{{label},le="{bound:g}"}} {running}')
-    lines.append(f'stallwise_{name}_bucket{{{label},le="+Inf"}} {number}')
-    return [*lines, f"stallwise_{name}_sum{{{label}}} {total_s:.6f}", f"stallwise_{name}_count{{{label}}} {number}"]
+class _Request(WSGIRequestHandler):
+    timeout = _WAIT_S
+
+    def log_message(self, format: str, *args: Any) -> None:
+        pass
 
 
-def _escaped(text: str) -> str:
-    return text.replace("\\", r"\\").replace('"', r"\"").replace("\n", r"\n")
+class _MetricsServer(ThreadingMixIn, WSGIServer):
+    """A thread per connection, up to a limit."""
+
+    daemon_threads = True
+    block_on_close = False
+    request_queue_size = 64
+
+    def __init__(self, address: tuple[str, int], family: socket.AddressFamily) -> None:
+        self.address_family = family
+        self._connections: OrderedDict[socket.socket, None] = OrderedDict()
+        self._lock = threading.Lock()
+        super().__init__(address, _Request)
+
+    def server_bind(self) -> None:
+        """Bind without asking a name server what this host is called."""
+        TCPServer.server_bind(self)
+        self.server_name, self.server_port = self.server_address[:2]  # type: ignore[assignment]
+        self.setup_environ()
+
+    def process_request(self, request: Any, client_address: Any) -> None:
+        """Serve a connection on a thread; the oldest gives way where there are too many."""
+        with self._lock:
+            self._connections[request] = None
+            while len(self._connections) > _CONNECTIONS:
+                oldest, _ = self._connections.popitem(last=False)
+                with contextlib.suppress(OSError):
+                    oldest.shutdown(socket.SHUT_RDWR)  # its thread wakes up and closes it
+        super().process_request(request, client_address)
+
+    def shutdown_request(self, request: Any) -> None:
+        """Close a connection and free its place among those that are counted."""
+        with self._lock:
+            self._connections.pop(request, None)
+        super().shutdown_request(request)
+
+    def handle_error(self, request: Any, client_address: Any) -> None:
+        """A connection that was ended or took too long is nobody's error."""
+
+
+def _server_at(host: str, port: int) -> _MetricsServer:
+    family, _, _, _, address = socket.getaddrinfo(host, port, type=socket.SOCK_STREAM)[0]
+    return _MetricsServer((str(address[0]), port), family)
 
 
 @contextlib.contextmanager
-def served(address: str | None, figures: Figures, partition: str) -> Iterator[int | None]:
-    """Serve the figures at `host:port` while the block runs; the port that was taken, None without an address."""
+def serve_metrics(address: str | None, metrics: ControllerMetrics, partition: str) -> Iterator[int | None]:
+    """Serve the metrics at `host:port` while the block runs; yields the port, None without an address."""
     if address is None:
         yield None
         return
     host, colon, port = address.rpartition(":")
     if not colon or not port.isdecimal() or int(port) > 65535:
-        raise InputError(f"--metrics takes an address like 127.0.0.1:9814, not {address!r}.")
-
-    class Answer(BaseHTTPRequestHandler):
-        def do_GET(self) -> None:
-            found = self.path.split("?")[0] in ("/metrics", "/")
-            body = figures.text(partition).encode() if found else b"Not here: /metrics\n"
-            self.send_response(200 if found else 404)
-            self.send_header("Content-Type", "text/plain; version=0.0.4; charset=utf-8")
-            self.send_header("Content-Length", str(len(body)))
-            self.end_headers()
-            self.wfile.write(body)
-
-        def log_message(self, format: str, *args: object) -> None:
-            """Requests are not worth a line."""
-
+        raise InputError(f"Metrics need an address like 127.0.0.1:9814, not {address!r}.", fields=("metrics",))
     try:
-        server = ThreadingHTTPServer((host or "127.0.0.1", int(port)), Answer)
+        from prometheus_client import CollectorRegistry, make_wsgi_app
+    except ImportError:
+        raise missing_extra("prometheus_client", "slurm", "Serving metrics") from None
+    registry = CollectorRegistry()
+    registry.register(_Collector(metrics, partition))
+    try:
+        server = _server_at(host.strip("[]") or "127.0.0.1", int(port))
     except OSError as error:
-        raise InputError(f"Metrics cannot be served at {address}: {error.strerror}. Choose another port.") from None
-    server.daemon_threads = True
-    thread = threading.Thread(target=server.serve_forever, args=(0.2,), daemon=True)
+        reason = error.strerror or error
+        raise InputError(f"Metrics cannot be served at {address}: {reason}. Choose another port.") from None
+    server.set_app(make_wsgi_app(registry))
+    thread = threading.Thread(target=server.serve_forever, daemon=True)
     thread.start()
     try:
-        yield server.server_address[1]
+        yield server.server_port
     finally:
         server.shutdown()
         server.server_close()
+        thread.join()

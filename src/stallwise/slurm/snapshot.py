@@ -1,4 +1,4 @@
-"""What the controller last saw and decided, as a file that `stallwise queue` shows: written whole or not at all."""
+"""The queue as the controller last saw and decided it: a file that `stallwise queue` shows."""
 
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -6,12 +6,13 @@ from typing import TYPE_CHECKING
 import msgspec
 
 from stallwise.errors import InputError
+from stallwise.inputs import read_bytes
+from stallwise.run.atomic import replace_file
 
 if TYPE_CHECKING:
-    from stallwise.slurm.controller import Settings
-    from stallwise.slurm.plan import Partition, Plan
+    from stallwise.slurm._plan import Partition, SchedulePlan
 
-NAME = "queue.json"
+SNAPSHOT_FILE = "queue.json"
 
 
 class QueuedJob(msgspec.Struct, frozen=True, kw_only=True):
@@ -23,19 +24,19 @@ class QueuedJob(msgspec.Struct, frozen=True, kw_only=True):
     gpus: int
     phase: str
     since_s: float
-    """Waits or runs since."""
+    """Time since which it waits or runs."""
     nodes: dict[str, int] = {}
     why: str = ""
     until_s: float | None = None
-    """By then at the latest what `why` says is over; None: that depends on other jobs."""
+    """When the reason `why` ends at the latest; None: it depends on other jobs."""
     speeds: tuple[float, ...] = ()
     model: str | None = None
     stops: int = 0
     lease_s: float | None = None
 
 
-class Snapshot(msgspec.Struct, frozen=True, kw_only=True):
-    """The whole queue at one moment."""
+class QueueSnapshot(msgspec.Struct, frozen=True, kw_only=True):
+    """The queue of a partition at one moment."""
 
     time_s: float
     partition: str
@@ -51,22 +52,19 @@ class Snapshot(msgspec.Struct, frozen=True, kw_only=True):
 _SHOWN = ("waiting", "starting", "holding", "running", "warned", "stopping", "ending")
 
 
-def write_snapshot(folder: Path, here: "Partition", plan: "Plan", settings: "Settings", *, dry_run: bool) -> None:
-    """Put the file in place. A dry run leaves none."""
-    if dry_run:
-        return
-    made = snapshot(here, plan, settings)
-    path = folder / NAME
+def write_snapshot(folder: Path, snapshot: QueueSnapshot) -> None:
+    """Replace the file as a whole."""
+    path = folder / SNAPSHOT_FILE
     try:
-        beside = path.with_suffix(".new")
-        beside.write_bytes(msgspec.json.encode(made))
-        beside.replace(path)
+        replace_file(path, msgspec.json.encode(snapshot), durable=False)
     except OSError as error:
         raise InputError(f"{path} cannot be written: {error.strerror}.") from None
 
 
-def snapshot(here: "Partition", plan: "Plan", settings: "Settings") -> Snapshot:
-    """The queue as the last pass left it."""
+def snapshot_of(
+    here: "Partition", plan: "SchedulePlan", partition: str, policy: str, interval_s: float
+) -> QueueSnapshot:
+    """Return the queue after a decision."""
     started = {start.key: start for start in plan.start}
     jobs = []
     for row in here.rows.values():
@@ -93,26 +91,27 @@ def snapshot(here: "Partition", plan: "Plan", settings: "Settings") -> Snapshot:
                 lease_s=row.lease_s if row.phase == "running" and row.lease_s < 1e12 else None,
             )
         )
-    return Snapshot(
+    return QueueSnapshot(
         time_s=here.now_s,
-        partition=settings.partition,
-        policy=settings.policy,
+        partition=partition,
+        policy=policy,
         gpus=here.layout.cluster.gpus,
         free_gpus=plan.free_gpus,
         other_gpus=plan.lost_gpus,
         levels=here.layout.cluster.levels,
-        interval_s=settings.interval_s,
+        interval_s=interval_s,
         jobs=tuple(jobs),
     )
 
 
-def read_snapshot(folder: Path) -> Snapshot:
-    """What the controller of that state last wrote."""
+def read_snapshot(folder: Path) -> QueueSnapshot:
+    """Read what the controller of that state last wrote."""
     try:
-        return msgspec.json.decode((folder / NAME).read_bytes(), type=Snapshot)
+        return msgspec.json.decode(read_bytes(folder / SNAPSHOT_FILE), type=QueueSnapshot)
     except FileNotFoundError:
         raise InputError(
-            f"No controller has written to {folder}. Start `stallwise schedule`, or give its --state."
+            f"No controller has written to {folder}. Start `stallwise schedule`, or name the folder of its state.",
+            fields=("state",),
         ) from None
-    except (OSError, msgspec.DecodeError, UnicodeDecodeError) as error:
-        raise InputError(f"{folder / NAME} cannot be read: {error}.") from None
+    except (OSError, msgspec.DecodeError, UnicodeDecodeError, RecursionError) as error:
+        raise InputError(f"{folder / SNAPSHOT_FILE} cannot be read: {error}.") from None

@@ -1,14 +1,14 @@
-"""`python -m stallwise.tune train.py …`: one rank of a job under trial, otherwise as `python -m stallwise.record`."""
+"""`python -m stallwise.tune train.py …`: one rank of a job under trial, otherwise like `python -m stallwise.record`."""
 
 import sys
 
-from stallwise.record.rank import main
-from stallwise.tune.knobs import Trial
+from stallwise.record.rank.main import main
+from stallwise.tune.knobs import TrialSpec
 
 if __name__ == "__main__":
-    trial = Trial.from_environment()
+    trial = TrialSpec.from_environment()
     if trial is not None:
-        from stallwise.tune.hooks import install
+        from stallwise.tune._hooks import install
 
         install(trial)
     sys.exit(main(sys.argv[1:]))

@@ -1,8 +1,8 @@
-"""The settings that may be turned without touching the script, and what a launched job is told about them.
+"""The settings that can be changed without editing the script, and the files through which a launched job learns them.
 
-None of them changes what is trained: batches, their order and their contents stay; only who prepares them, how early,
-and in what pieces gradients travel. (Random augmentation inside loader workers draws from other seeds when their
-number changes, as it does from one launch to the next.)
+None of them changes what is trained: batches, their order and their contents stay; only which process prepares them,
+how early, and in which buckets gradients are exchanged. (Random augmentation inside loader workers draws from other
+seeds when their number changes, as it does from one launch to the next.)
 """
 
 import os
@@ -12,9 +12,9 @@ import msgspec
 
 VARIABLE = "STALLWISE_TRIAL"
 LOADERS_NAME = "loaders.json"
-"""In the trial's folder: the loaders that the script made."""
+"""File in the trial's folder with the loaders that the script made."""
 BLOCKS_NAME = "blocks.json"
-"""In the trial's folder: which settings were on when."""
+"""File in the trial's folder with the time of each block of settings."""
 
 
 class Knobs(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
@@ -27,21 +27,21 @@ class Knobs(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
     lookahead: bool | None = None
     """Wrap the sampler of a loader over a `BucketDataset` in `Lookahead`."""
     cache_bytes: int | None = None
-    """Give a `BucketDataset` a `NodeCache` of that size."""
+    """Size of the `NodeCache` that a `BucketDataset` gets."""
     bucket_cap_mb: float | None = None
     """Size of DistributedDataParallel's buckets."""
 
     def with_(self, other: "Knobs") -> "Knobs":
-        """These, and where `other` says something, what it says."""
-        return msgspec.structs.replace(self, **other.given())
+        """Return these settings with those of `other` in place of them where it has any."""
+        return msgspec.structs.replace(self, **other.as_dict())
 
-    def given(self) -> dict[str, int | float | bool]:
-        """What is set, by name."""
+    def as_dict(self) -> dict[str, int | float | bool]:
+        """Return the settings that are not None, by name."""
         return {name: value for name, value in msgspec.structs.asdict(self).items() if value is not None}
 
     def shown(self) -> str:
-        """num_workers=4 prefetch_factor=4."""
-        words = [f"{name}={_text(value)}" for name, value in self.given().items()]
+        """Return the settings as text, such as `num_workers=4 prefetch_factor=4`."""
+        words = [f"{name}={_text(value)}" for name, value in self.as_dict().items()]
         return " ".join(words) or "the script's own settings"
 
 
@@ -53,52 +53,56 @@ NONE = Knobs()
 """The script's own settings."""
 
 
-class Block(msgspec.Struct, frozen=True, kw_only=True):
-    """So many batches under one arm, of which the first `settle` do not count."""
+class TrialBlock(msgspec.Struct, frozen=True, kw_only=True):
+    """A number of batches under one arm, of which the first `settle` are not measured."""
 
     arm: int
     settle: int
     batches: int
     quantum: int = 1
-    """A whole number of these belongs to a block: batches of many workers come in bursts."""
+    """The batches of a block are a multiple of this, because batches of several workers come in bursts."""
     most_s: float | None = None
-    """A job of one process ends the block after so long, where its steps turn out longer than predicted."""
+    """Time after which a job of one process ends the block, where its steps are longer than predicted."""
 
 
-class Trial(msgspec.Struct, frozen=True, kw_only=True):
-    """What one launch is to try. Without blocks the script runs as it is, and only its loaders are noted."""
+class TrialSpec(msgspec.Struct, frozen=True, kw_only=True):
+    """What one launch tries. Without blocks the script runs unchanged, and only its loaders are recorded."""
 
     folder: str
-    """Where the job leaves its notes."""
+    """Folder in which the job writes its files."""
     site: str | None = None
-    """The loader that is changed, by the line that makes it."""
+    """Source line of the loader that is changed."""
     fixed: Knobs = Knobs()
     """Settings of the whole launch."""
     arms: tuple[Knobs, ...] = ()
-    """Loader settings to switch between while the job runs; none: the script's own iterator is left alone."""
-    blocks: tuple[Block, ...] = ()
+    """Loader settings to switch between while the job runs; empty: the script's own iterator is used."""
+    blocks: tuple[TrialBlock, ...] = ()
     cache_folder: str | None = None
+    predictions: tuple[tuple[float, float, float], ...] = ()
+    """Predicted gain of each arm with its bounds: the job ends after the round in which every arm has won or lost."""
+    epoch_batches: int | None = None
+    """Batches over which what beginning an epoch takes is spread."""
     max_s: float | None = None
-    """End the job after so long, counted from its first batch; several ranks end together, after a block."""
+    """Time after which the job ends, from its first batch; several ranks end together, after a block."""
 
     def to_environment(self) -> dict[str, str]:
-        """The variable to start ranks with."""
+        """Return the environment variable for the ranks."""
         return {VARIABLE: msgspec.json.encode(self).decode()}
 
     @classmethod
     def from_environment(cls) -> Self | None:
-        """The trial this process is part of."""
+        """Return the trial of this process, from its environment."""
         text = os.environ.get(VARIABLE)
         return msgspec.json.decode(text, type=cls) if text else None
 
 
-class Loader(msgspec.Struct, frozen=True, kw_only=True):
-    """A DataLoader as the script made it."""
+class LoaderFacts(msgspec.Struct, frozen=True, kw_only=True):
+    """A DataLoader as the script made it, with what decides which settings may change."""
 
     site: str
-    """The line that makes it and the lines that led there: "train.py:61 train.py:80"."""
+    """Source line that makes it and its callers' lines: "train.py:61 train.py:80"."""
     steps: int
-    """Optimizer steps that used its batches last."""
+    """Number of optimizer steps that followed one of its batches."""
     num_workers: int
     prefetch_factor: int | None
     pin_memory: bool
@@ -114,34 +118,34 @@ class Loader(msgspec.Struct, frozen=True, kw_only=True):
     switchable: bool
     """Map-style data and a sampler of torch's own, so that settings can be switched while the job runs."""
     bucket: bool = False
-    """Over a `BucketDataset`."""
+    """Whether it reads a `BucketDataset`."""
     bucket_bytes: int | None = None
     looks_ahead: bool = False
     cached: bool = False
     changes: bool = False
-    """The dataset has a set_epoch of its own, which workers that stay alive would not hear of."""
+    """The dataset has a set_epoch of its own, which workers that stay alive would not see."""
     threads: int = 1
     """Threads that one operation of the training process uses."""
     trainer: bool = False
     """Made by Hugging Face's Trainer, from its own arguments."""
 
 
-class Ran(msgspec.Struct, frozen=True, kw_only=True):
-    """One block as it happened, in seconds of the rank's monotonic clock."""
+class BlockRecord(msgspec.Struct, frozen=True, kw_only=True):
+    """One measured block, in seconds of the rank's monotonic clock."""
 
     arm: int
     begin_s: float
     end_s: float
     batches: int
     start_s: float = 0.0
-    """From nothing to the first batch, as at the beginning of an epoch."""
+    """Time to the first batch after the workers start, as at the beginning of an epoch."""
 
 
-def decode_loaders(data: bytes) -> tuple[Loader, ...]:
-    """The loaders in a file that a job left."""
-    return msgspec.json.decode(data, type=tuple[Loader, ...])
+def decode_loaders(data: bytes) -> tuple[LoaderFacts, ...]:
+    """Decode the file of loaders that a job wrote."""
+    return msgspec.json.decode(data, type=tuple[LoaderFacts, ...])
 
 
-def decode_blocks(data: bytes) -> tuple[Ran, ...]:
-    """The blocks in a file that a job left."""
-    return msgspec.json.decode(data, type=tuple[Ran, ...])
+def decode_blocks(data: bytes) -> tuple[BlockRecord, ...]:
+    """Decode the file of blocks that a job wrote."""
+    return msgspec.json.decode(data, type=tuple[BlockRecord, ...])

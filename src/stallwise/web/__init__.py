@@ -1,1 +1,8 @@
-"""The local page over a folder of runs: a small ASGI server on 127.0.0.1, behind a token, that only reads."""
+"""The page of `stallwise ui`: a local server that reads a folder of runs and writes nothing.
+
+- `server`: the socket, uvicorn, and what is imported while the browser starts. `browser`: opens the page.
+- `app`: routes, who may ask, and what the page may load.
+- `runs`: the folder, what may be opened in it, and the runs that are open.
+- `forms`: sliders and queries. `predict`: predictions and recommendations for them.
+- `documents`: JSON documents of the page. `simulations`: simulated policies and jobs.
+"""

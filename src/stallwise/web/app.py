@@ -1,7 +1,9 @@
 """The server's routes. Everything is a GET that reads; nothing is written, started or fetched.
 
-Who may ask: whoever shows the token, in the address the first time and in a cookie from then on. What the page may do
-is said by a content security policy: scripts and styles from this server alone, no request to anywhere else. Reports
+Everything lies under a place, a random first part of the path. Requests need the token, in the address the first time
+and in a cookie from then on. Browsers send the cookies of 127.0.0.1 to every port of it, also to another user's server;
+this one is bound to the place, which such a server does not know. What the page may do is limited by a content security
+policy: scripts and styles from this server alone, no request to anywhere else. Reports
 are shown in a sandbox without script.
 """
 
@@ -19,22 +21,40 @@ from starlette.exceptions import HTTPException
 from starlette.middleware import Middleware
 from starlette.requests import Request
 from starlette.responses import JSONResponse, PlainTextResponse, RedirectResponse, Response
-from starlette.routing import Route
+from starlette.routing import Mount, Route
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
+from stallwise.analysis.compare import compare
 from stallwise.errors import InputError, StallwiseError
-from stallwise.record.comparison import compare
-from stallwise.record.detail import detail_of
-from stallwise.report import html, recommend_html, whatif_html
-from stallwise.report.style import STYLE
-from stallwise.web import answers, rent, shown, simulations
-from stallwise.web.opened import Desk
-from stallwise.web.predict import Terms, own, rented
-from stallwise.web.sliders import sliders_of, whole
+from stallwise.report.html import stylesheet
+from stallwise.report.views import profile_page, recommend, whatif
+from stallwise.web import simulations
+from stallwise.web.documents import (
+    comparison_document,
+    curve_document,
+    figures_document,
+    folder_document,
+    instance_rows,
+    prediction_document,
+    run_document,
+)
+from stallwise.web.forms import query_integer, sliders_of
+from stallwise.web.predict import (
+    RentTerms,
+    predict_own,
+    predict_rented,
+    recommend_document,
+    recommend_from_page,
+    rent_form_of,
+    skypilot,
+    skypilot_of,
+)
+from stallwise.web.runs import RunCache
 
 STATIC = Path(__file__).parent / "static"
 _FILES = {"ui.js": "text/javascript", "draw.js": "text/javascript", "ui.css": "text/css"}
-_MOST_AT_ONCE = 25
+_MAX_RUNS_AT_ONCE = 25
+_SEE_OTHER = 303
 _LOG = logging.getLogger("stallwise.web")
 
 PAGE_POLICY = (
@@ -55,28 +75,33 @@ _HEADERS = {
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Place:
-    """What the server is told once."""
+class ServerState:
+    """What the server is started with."""
 
-    desk: Desk
-    terms: Terms
+    runs: RunCache
+    terms: RentTerms
     token: str
+    place: str
+    """First part of every path."""
     folder: str
     """As the user named it: commands shown on the page begin there."""
 
-    def named(self, key: str) -> str:
-        """A run as the command line would name it."""
+    def run_path(self, key: str) -> str:
+        """The path of a run as the command line would be given it."""
         return str(Path(self.folder) / key)
 
 
-Answer = Callable[[Place, QueryParams], Response]
+Answer = Callable[[ServerState, QueryParams], Response]
+Client = tuple[str, int]
+Admit = Callable[[Client | None], None]
+COOKIE = "stallwise"
 
 
 class Guard:
     """Lets in who shows the token to this very host, and puts the same headers on every answer."""
 
-    def __init__(self, app: ASGIApp, token: str) -> None:
-        self.app, self.token = app, token
+    def __init__(self, app: ASGIApp, token: str, place: str, admit: Admit) -> None:
+        self.app, self.token, self.root, self.admit = app, token, f"/{place}/", admit
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         """Check a request, then pass it on."""
@@ -85,14 +110,17 @@ class Guard:
 
         async def guarded(message: Message) -> None:
             if message["type"] == "http.response.start":
-                known = {name.lower() for name, _ in message["headers"]}
+                present = {name.lower() for name, _ in message["headers"]}
                 extra = _HEADERS | {"content-security-policy": PAGE_POLICY}
                 message["headers"] = [*message["headers"], *(
-                    (name.encode(), value.encode()) for name, value in extra.items() if name.encode() not in known
+                    (name.encode(), value.encode()) for name, value in extra.items() if name.encode() not in present
                 )]  # fmt: skip
             await send(message)
 
-        refusal = self._refusal(Request(scope))
+        request = Request(scope)
+        refusal = self._refusal(request)
+        if refusal is None or refusal.status_code == _SEE_OTHER:
+            self.admit(None if request.client is None else (request.client.host, request.client.port))
         await (refusal or self.app)(scope, receive, guarded)
 
     def _refusal(self, request: Request) -> Response | None:
@@ -101,31 +129,28 @@ class Guard:
             return PlainTextResponse("This page is only for 127.0.0.1.", 403)
         if request.method not in ("GET", "HEAD"):
             return PlainTextResponse("This page only reads.", 405)
-        given = request.query_params.get("token")
-        shown_token = given if given is not None else request.cookies.get(cookie_name(request.url.port), "")
-        if not secrets.compare_digest(shown_token.encode(), self.token.encode()):
+        if not secrets.compare_digest(request.url.path[: len(self.root)].encode(), self.root.encode()):
+            return PlainTextResponse("There is nothing here. Open the address that `stallwise ui` printed.", 403)
+        in_address = request.query_params.get("token")
+        token = request.cookies.get(COOKIE, "") if in_address is None else in_address
+        if not secrets.compare_digest(token.encode(), self.token.encode()):
             return PlainTextResponse("Open the address that `stallwise ui` printed; its token is missing or old.", 403)
-        if given is not None:
-            back = RedirectResponse("/", 303)
-            name = cookie_name(request.url.port)
-            back.set_cookie(name, self.token, httponly=True, samesite="lax", path="/")
+        if in_address is not None:
+            back = RedirectResponse(self.root, _SEE_OTHER)
+            back.set_cookie(COOKIE, self.token, httponly=True, samesite="lax", path=self.root)
             return back
         return None
 
 
-def cookie_name(port: int | None) -> str:
-    """Cookies do not know ports: two servers on one machine keep theirs apart by name."""
-    return f"stallwise-{port or 80}"
-
-
-def make_app(place: Place) -> Starlette:
-    """The application."""
+def make_app(state: ServerState, admit: Admit) -> Starlette:
+    """The application with its routes and its guard; `admit` is told of clients that have shown the token."""
+    routes = [
+        *(Route(path, _wrapped(state, answer)) for path, answer in _ROUTES.items()),
+        *(Route(f"/static/{name}", _static(name)) for name in _FILES),
+    ]
     return Starlette(
-        routes=[
-            *(Route(path, _wrapped(place, answer)) for path, answer in _ROUTES.items()),
-            *(Route(f"/static/{name}", _static(name)) for name in _FILES),
-        ],
-        middleware=[Middleware(Guard, token=place.token)],
+        routes=[Mount(f"/{state.place}", routes=routes)],
+        middleware=[Middleware(Guard, token=state.token, place=state.place, admit=admit)],
         exception_handlers={HTTPException: _absent},
     )
 
@@ -135,14 +160,14 @@ def _absent(_: Request, error: Exception) -> Response:
     return PlainTextResponse("There is nothing here.", status)
 
 
-def _wrapped(place: Place, answer: Answer) -> Callable[[Request], Response]:
-    """The answer on a worker thread; what the user can mend is a sentence, anything else is told in the terminal."""
+def _wrapped(state: ServerState, answer: Answer) -> Callable[[Request], Response]:
+    """Run `answer` on a worker thread; an error of the user is a sentence, any other is logged in the terminal."""
 
     def respond(request: Request) -> Response:
         try:
-            return answer(place, request.query_params)
+            return answer(state, request.query_params)
         except StallwiseError as error:
-            return JSONResponse({"error": str(error)}, 422)
+            return JSONResponse({"error": _sentence(error)}, 422)
         except Exception:
             _LOG.exception("%s failed", request.url.path)
             return JSONResponse({"error": "This record cannot be shown; the terminal says why."}, 500)
@@ -150,10 +175,15 @@ def _wrapped(place: Place, answer: Answer) -> Callable[[Request], Response]:
     return respond
 
 
+def _sentence(error: StallwiseError) -> str:
+    """The sentence of an error with the fields of the page that it is about."""
+    return f"{error} ({', '.join(name.replace('_', ' ') for name in error.fields)})" if error.fields else str(error)
+
+
 def _static(name: str) -> Callable[[Request], Response]:
     def respond(_: Request) -> Response:
         text = (STATIC / name).read_text(encoding="utf-8")
-        return Response((STYLE + text) if name == "ui.css" else text, media_type=_FILES[name])
+        return Response((stylesheet("base") + text) if name == "ui.css" else text, media_type=_FILES[name])
 
     return respond
 
@@ -179,49 +209,49 @@ def _report(page: str, name: str = "") -> Response:
     return Response(page, media_type="text/html", headers=headers)
 
 
-def _index(_: Place, __: QueryParams) -> Response:
+def _index(_: ServerState, __: QueryParams) -> Response:
     return Response((STATIC / "index.html").read_text(encoding="utf-8"), media_type="text/html")
 
 
-def _runs(place: Place, _: QueryParams) -> Response:
-    return _json(shown.listing(place.desk.shelf.listing(), place.folder))
+def _runs(state: ServerState, _: QueryParams) -> Response:
+    return _json(folder_document(state.runs.folder.listing(), state.folder))
 
 
-def _figures(place: Place, query: QueryParams) -> Response:
-    found: dict[str, Any] = {}
-    for key in query.getlist("run")[:_MOST_AT_ONCE]:
+def _figures(state: ServerState, query: QueryParams) -> Response:
+    figures: dict[str, Any] = {}
+    for key in query.getlist("run")[:_MAX_RUNS_AT_ONCE]:
         try:
-            found[key] = shown.figures(place.desk.open(key))
+            figures[key] = figures_document(state.runs.open(key))
         except StallwiseError as error:
-            found[key] = {"error": str(error)}
-    return _json(found)
+            figures[key] = {"error": _sentence(error)}
+    return _json(figures)
 
 
-def _run(place: Place, query: QueryParams) -> Response:
-    opened = place.desk.open(_key(query))
-    answer = _json(shown.facts(opened))
+def _run(state: ServerState, query: QueryParams) -> Response:
+    opened = state.runs.open(_key(query))
+    answer = _json(run_document(opened))
     answer.background = BackgroundTask(opened.prepare)  # sliders come next
     return answer
 
 
-def _instances(place: Place, _: QueryParams) -> Response:
-    return _json(shown.instances(place.desk.catalog))
+def _instances(state: ServerState, _: QueryParams) -> Response:
+    return _json(instance_rows(state.runs.catalog))
 
 
-def _compare(place: Place, query: QueryParams) -> Response:
-    before, after = (place.desk.open(_key(query, name)) for name in ("a", "b"))
-    return _json(shown.comparison(compare(before.run, after.run), before, after))
+def _compare(state: ServerState, query: QueryParams) -> Response:
+    before, after = (state.runs.open(_key(query, name)) for name in ("a", "b"))
+    return _json(comparison_document(compare(before.run, after.run), before, after))
 
 
-def _whatif(place: Place, query: QueryParams) -> Response:
+def _whatif(state: ServerState, query: QueryParams) -> Response:
     key = _key(query)
-    opened, asked = place.desk.open(key), sliders_of(query)
-    return _position(lambda: answers.answer(opened, place.named(key), asked, place.terms))
+    opened, positions = state.runs.open(key), sliders_of(query)
+    return _position(lambda: prediction_document(opened, state.run_path(key), positions, state.terms))
 
 
-def _curve(place: Place, query: QueryParams) -> Response:
-    opened, asked = place.desk.open(_key(query)), sliders_of(query)
-    return _position(lambda: answers.curve(opened, asked))
+def _curve(state: ServerState, query: QueryParams) -> Response:
+    opened, positions = state.runs.open(_key(query)), sliders_of(query)
+    return _position(lambda: curve_document(opened, positions))
 
 
 def _position(answer: Callable[[], dict[str, Any]]) -> Response:
@@ -229,27 +259,27 @@ def _position(answer: Callable[[], dict[str, Any]]) -> Response:
     try:
         return _json(answer())
     except StallwiseError as error:
-        return _json({"cannot": str(error)})
+        return _json({"cannot": _sentence(error)})
 
 
-def _recommend(place: Place, query: QueryParams) -> Response:
+def _recommend(state: ServerState, query: QueryParams) -> Response:
     key = _key(query)
-    opened, asked = place.desk.open(key), rent.asked_of(query)
-    return _json(rent.document(rent.recommended(opened, asked, place.terms), place.named(key), asked))
+    opened, form = state.runs.open(key), rent_form_of(query)
+    return _json(recommend_document(recommend_from_page(opened, form, state.terms), state.run_path(key), form))
 
 
-def _skypilot(place: Place, query: QueryParams) -> Response:
-    opened, asked = place.desk.open(_key(query)), rent.asked_of(query)
-    found = rent.recommended(opened, asked, place.terms)
-    text = rent.skypilot(found, opened.run.manifest.job, whole(query, "place", 0, 10**6))
+def _skypilot(state: ServerState, query: QueryParams) -> Response:
+    opened, form = state.runs.open(_key(query)), rent_form_of(query)
+    recommendation = recommend_from_page(opened, form, state.terms)
+    text = skypilot(recommendation, opened.run.manifest.job, query_integer(query, "place", 0, 10**6))
     return _yaml(text)
 
 
-def _skypilot_fleet(place: Place, query: QueryParams) -> Response:
+def _skypilot_fleet(state: ServerState, query: QueryParams) -> Response:
     """Of the fleet that the sliders stand at."""
-    opened, asked = place.desk.open(_key(query)), sliders_of(query)
-    found = rented(opened, asked, place.terms)
-    return _yaml(rent.skypilot_of(opened, found.option, found.wish))
+    opened, positions = state.runs.open(_key(query)), sliders_of(query)
+    fleet = predict_rented(opened, positions, state.terms)
+    return _yaml(skypilot_of(opened, fleet.option, fleet.request))
 
 
 def _yaml(text: str) -> Response:
@@ -257,27 +287,27 @@ def _yaml(text: str) -> Response:
     return Response(text, media_type="application/yaml", headers=headers)
 
 
-def _report_profile(place: Place, query: QueryParams) -> Response:
-    opened = place.desk.open(_key(query))
-    return _report(html.page(opened.profile, detail_of(opened.run)))
+def _report_profile(state: ServerState, query: QueryParams) -> Response:
+    opened = state.runs.open(_key(query))
+    return _report(profile_page.page(opened.analysis.profile, opened.analysis.detail))
 
 
-def _report_whatif(place: Place, query: QueryParams) -> Response:
-    found, _, _ = own(place.desk.open(_key(query)), sliders_of(query), curve=True)
-    return _report(whatif_html.page(found), "whatif.html")
+def _report_whatif(state: ServerState, query: QueryParams) -> Response:
+    prediction, _ = predict_own(state.runs.open(_key(query)), sliders_of(query), curve=True)
+    return _report(whatif.page(prediction), "whatif.html")
 
 
-def _report_recommend(place: Place, query: QueryParams) -> Response:
-    opened = place.desk.open(_key(query))
-    return _report(recommend_html.page(rent.recommended(opened, rent.asked_of(query), place.terms)), "recommend.html")
+def _report_recommend(state: ServerState, query: QueryParams) -> Response:
+    opened = state.runs.open(_key(query))
+    return _report(recommend.page(recommend_from_page(opened, rent_form_of(query), state.terms)), "recommend.html")
 
 
-def _simulation(place: Place, query: QueryParams) -> Response:
-    return _json(simulations.simulation(place.desk.shelf.file_path(_key(query, "file"))))
+def _simulation(state: ServerState, query: QueryParams) -> Response:
+    return _json(simulations.simulation(state.runs.folder.file_path(_key(query, "file"))))
 
 
-def _jobs(place: Place, query: QueryParams) -> Response:
-    return _json(simulations.jobs(place.desk.shelf.file_path(_key(query, "file")), query))
+def _jobs(state: ServerState, query: QueryParams) -> Response:
+    return _json(simulations.jobs(state.runs.folder.file_path(_key(query, "file")), query))
 
 
 _ROUTES: dict[str, Answer] = {

@@ -1,194 +1,317 @@
 """What the sliders are answered with: the same functions as `stallwise whatif` and `stallwise recommend` call.
 
-On the run's own machines the step is `what_if`'s, the job so many of these steps. On rented ones the fleet goes through
-`cloud/` as in a recommendation, alone instead of with all others. A network or a cache that was set replaces the listed
-one before that.
+On the run's own machines and on rented ones the step is that of `Analysis.on`; what a rented fleet costs is worked out
+in `cloud/` as in a recommendation, alone instead of with all others.
 """
 
-import math
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, replace
+from typing import Any
 
 import numpy as np
 
+from stallwise.analysis.fleets import NO_MEMORY, UNEVEN, Fleets, steps_of
+from stallwise.analysis.job import JobModel
+from stallwise.analysis.prediction import Prediction, fleet_of
+from stallwise.analysis.target import Target
 from stallwise.cloud.bids import bids_of, priced_offers
-from stallwise.cloud.fleets import Fleets, Shape, shapes_of
+from stallwise.cloud.handover import skypilot_yaml
 from stallwise.cloud.losses import through_losses
-from stallwise.cloud.options import Option, option_of
-from stallwise.cloud.speed import speeds
-from stallwise.cloud.subject import Subject
-from stallwise.cloud.wish import SpotTerms, Wish
+from stallwise.cloud.options import FleetOption, option_of
+from stallwise.cloud.recommend import Recommendation, recommend
+from stallwise.cloud.request import RecommendRequest, SpotTerms
 from stallwise.errors import InputError
 from stallwise.hardware.instance import Instance
-from stallwise.model.epoch import Plan, Step, Whole, whole
-from stallwise.model.fabric import BETWEEN_LATENCY_S, INSIDE_LATENCY_S, KnownLink, link_of_rate, listed_factors
-from stallwise.model.whatif import Answer, Change, Job
-from stallwise.record.outlook import Outlook, outlook_of
-from stallwise.record.setup import Asked, layout_of
+from stallwise.hardware.prices import current_date
+from stallwise.model.step.epoch import JobDuration, TrainingPlan
+from stallwise.model.step.job import OwnLinks
+from stallwise.report.format import show_percent, show_seconds, show_usd_bounds
+from stallwise.report.views.recommend import show_age, show_own_machine, show_request
+from stallwise.run.manifest import JobRecord
 from stallwise.units import BITS_PER_BYTE
-from stallwise.web.opened import Opened
-from stallwise.web.sliders import Sliders
+from stallwise.web.forms import SliderPositions, query_integer, query_number, shell_command
+from stallwise.web.runs import OpenRun
 
 QUICK_REPLAYS = 300
 """Of a spot fleet while a slider moves: 3 % of the command line's, which leaves room below 100 ms on a laptop."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Terms:
+class RentTerms:
     """How rented machines begin and are lost, as the command line takes it."""
 
     provision_s: float
     startup_s: float
-    said: tuple[str, ...]
-    losses: Callable[[Opened, float], SpotTerms]
-    """Of a run, at a mean life of so many hours."""
+    assumptions: tuple[str, ...]
+    losses: Callable[[OpenRun, float], SpotTerms]
+    """The spot terms of a run at a mean life in hours."""
 
 
-def own(opened: Opened, asked: Sliders, *, curve: bool = False) -> tuple[Outlook, float, Whole | None]:
-    """On the run's own machines: the outlook, the factor of each GPU's batch, the job where its samples are known."""
-    job = opened.job
-    setup = Asked(
-        nodes=asked.nodes,
-        gpus_per_node=asked.used,
-        network_bytes_per_s=_rate(asked.network_gbit),
-        link_bytes_per_s=_rate(asked.link_gbit),
+def predict_own(
+    opened: OpenRun, positions: SliderPositions, *, curve: bool = False
+) -> tuple[Prediction, JobDuration | None]:
+    """On the run's own machines: the prediction, and the job where its samples are known."""
+    job = opened.analysis
+    prediction = job.on(own_target(opened, positions), curve=None if curve else False)
+    if positions.samples is None or prediction.setup.global_batch is None:
+        return prediction, None
+    return prediction, prediction.whole(
+        TrainingPlan(samples=positions.samples, batch=prediction.setup.global_batch, cold_first=False)
     )
-    gpus, _ = layout_of(job, setup)
-    batch = (job.gpus or 1) / gpus if asked.keep_batch else 1.0
-    change = Change(batch=batch, workers=asked.workers, cached=asked.cache)
-    found = outlook_of(job, change, setup, curve=None if curve else False, own=opened.links)
-    return found, batch, _job(job, asked, found.answer, batch * gpus)
+
+
+def own_target(opened: OpenRun, positions: SliderPositions) -> Target:
+    """The target at the positions of the sliders, on the run's own machines."""
+    return Target(
+        nodes=positions.nodes,
+        gpus_per_node=positions.used,
+        network_bytes_per_s=_rate(positions.network_gbit),
+        link_bytes_per_s=_rate(positions.link_gbit),
+        global_batch=opened.analysis.model().global_batch if positions.keep_batch else None,
+        workers=positions.workers,
+        cached=positions.cache,
+    )
 
 
 def _rate(gbit: float | None) -> float | None:
     return None if gbit is None else gbit * 1e9 / BITS_PER_BYTE
 
 
-def _job(job: Job, asked: Sliders, answer: Answer, gpus: float) -> Whole | None:
-    """So many steps; `gpus` are counted in batches of the measured size."""
-    if asked.samples is None or not job.samples:
-        return None
-    low_s, high_s = (answer.low_s, answer.high_s) if answer.bounded else (answer.step_s, answer.step_s)
-    step = Step(s=answer.step_s, low_s=min(low_s, answer.step_s), high_s=max(high_s, answer.step_s))
-    return whole(step, Plan(samples=asked.samples, batch=job.samples * gpus))
-
-
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Rented:
-    """A fleet that the sliders stand at."""
+class RentedFleet:
+    """The fleet at the positions of the sliders."""
 
-    subject: Subject
-    wish: Wish
-    option: Option
+    model: JobModel
+    request: RecommendRequest
+    option: FleetOption
 
 
-def rented(opened: Opened, asked: Sliders, terms: Terms) -> Rented:
+def predict_rented(opened: OpenRun, positions: SliderPositions, terms: RentTerms) -> RentedFleet:
     """On rented machines: the cheapest offer of the instance type; an `InputError` where it cannot be."""
-    if asked.samples is None:
+    if positions.samples is None:
         raise InputError("Say how many samples the job has: time and cost of rented machines are those of a job.")
-    instance = _instance(opened, asked)
-    wish = wish_of(opened, asked, terms)
+    instance = _instance(opened, positions)
+    request = request_of(opened, positions, terms)
     offers = opened.offers_of(instance)
-    priced = priced_offers(offers, wish)
+    priced = priced_offers(offers, request)
     if not priced:
-        market = "spot" if asked.spot else "on-demand"
+        market = "spot" if positions.spot else "on-demand"
         raise InputError(f"The catalog lists no {market} price of {instance.name}.")
-    subject = _cached(opened.subject, asked)
-    shapes, of_type, unjudged = shapes_of(subject, [instance], {})
-    if not shapes:
-        raise InputError(next(iter(unjudged.values())))
-    fleet = _fleet(_linked(shapes[0], asked), subject, asked)
-    found = speeds(subject, fleet, scale_batch=wish.scale_batch, workers=wish.workers)
-    _check_fits(int(found.why_not[0]), subject, fleet)
-    bids, replays, _ = through_losses(bids_of(subject, fleet, found, of_type, priced, wish), wish)
+    model = opened.analysis.model()
+    target = Target(
+        instance=instance,
+        nodes=positions.nodes or 1,
+        gpus_per_node=min(positions.used or instance.gpu_count, instance.gpu_count),
+        network_bytes_per_s=_rate(positions.network_gbit),
+        link_bytes_per_s=_rate(positions.link_gbit),
+    )
+    kind, fleet = fleet_of(model, target, OwnLinks())
+    # What is rented is the whole machine, however many of its GPUs are used.
+    fleet = replace(fleet, kinds=(replace(kind, gpus=instance.gpu_count),), count=None)
+    steps = steps_of(model, fleet, replace(request.settings, cached=positions.cache))
+    _check_fits(int(steps.why_not[0]), model, fleet)
+    of_type = {(instance.cloud, instance.name): 0}
+    bids, replays, _ = through_losses(bids_of(model, fleet, steps, of_type, priced, request), request)
     finished = np.isfinite(bids.job_s) & np.isfinite(bids.usd)
     if not finished.any():
         raise InputError("Machines that live so briefly never finish this job. Give them longer, or rent others.")
     best = int(np.argmin(np.where(finished, bids.usd, np.inf)))
-    return Rented(subject=subject, wish=wish, option=option_of(subject, bids, best, wish, replays))
+    return RentedFleet(model=model, request=request, option=option_of(model, bids, best, request, replays))
 
 
-def wish_of(opened: Opened, asked: Sliders, terms: Terms) -> Wish:
-    """The question as a recommendation takes it, about this instance type alone."""
-    instance = _instance(opened, asked)
-    return Wish(
-        samples=asked.samples or 1.0,
+def request_of(opened: OpenRun, positions: SliderPositions, terms: RentTerms) -> RecommendRequest:
+    """The request of a recommendation that is limited to this instance type."""
+    instance = _instance(opened, positions)
+    return RecommendRequest(
+        samples=positions.samples or 1.0,
+        cold_first=False,
         clouds=frozenset({instance.cloud}),
         instances=frozenset({instance.name}),
-        max_nodes=asked.nodes or 1,
+        max_nodes=positions.nodes or 1,
         retired=True,
         arm=True,
-        on_demand=not asked.spot,
-        spot=_spot(opened, asked, terms) if asked.spot else None,
-        scale_batch=not asked.keep_batch,
-        workers=asked.workers or None,
+        on_demand=not positions.spot,
+        spot=_spot(opened, positions, terms) if positions.spot else None,
+        global_batch=opened.analysis.model().global_batch if positions.keep_batch else None,
+        scale_batch=True,
+        noise=opened.analysis.noise,
+        workers=positions.workers,
         provision_s=terms.provision_s,
         startup_s=terms.startup_s,
-        said=terms.said,
+        assumptions=terms.assumptions,
     )
 
 
-def _spot(opened: Opened, asked: Sliders, terms: Terms) -> SpotTerms:
-    """As the command line has them; while a slider moves, with fewer replays."""
-    found = terms.losses(opened, asked.mean_life_h)
-    return replace(found, replays=min(found.replays, QUICK_REPLAYS)) if asked.quick else found
+def _spot(opened: OpenRun, positions: SliderPositions, terms: RentTerms) -> SpotTerms:
+    """Spot terms as the command line has them; with fewer replays while a slider moves."""
+    spot = terms.losses(opened, positions.mean_life_h)
+    return replace(spot, replays=min(spot.replays, QUICK_REPLAYS)) if positions.quick else spot
 
 
-def _instance(opened: Opened, asked: Sliders) -> Instance:
-    cloud, _, name = (asked.instance or "").partition("/")
+def _instance(opened: OpenRun, positions: SliderPositions) -> Instance:
+    cloud, _, name = (positions.instance or "").partition("/")
     return opened.catalog.instance(name, cloud)
 
 
-def _cached(subject: Subject, asked: Sliders) -> Subject:
-    """With the loader blocked as long as that part of the data in memory leaves it, as `what_if` has it."""
-    if asked.cache is None:
-        return subject
-    job = subject.job
-    if job.work is None or job.cold_blocked_s is None:
-        raise InputError("What reading from storage costs was not measured in this run, so a cache cannot be judged.")
-    blocked_s = asked.cache * job.work.blocked_s + (1 - asked.cache) * job.cold_blocked_s
-    return replace(subject, job=replace(job, work=replace(job.work, blocked_s=blocked_s)))
+def _check_fits(why_not: int, model: JobModel, fleet: Fleets) -> None:
+    gpu = fleet.kinds[0].gpu
+    if why_not == NO_MEMORY and gpu is not None:
+        raise InputError(f"The job does not fit into the memory of {gpu.name}.")
+    if why_not == UNEVEN:
+        raise InputError(
+            f"A batch of {model.global_batch:g} cannot be shared evenly among {int(fleet.gpus[0])} GPUs. Keep each "
+            "GPU's batch instead, or take another number."
+        )
 
 
-def _linked(shape: Shape, asked: Sliders) -> Shape:
-    """With the links that were set instead of the listed ones."""
-    inside, between = _given(asked.link_gbit, INSIDE_LATENCY_S), _given(asked.network_gbit, BETWEEN_LATENCY_S)
-    fabric = shape.fabric
-    return replace(
-        shape,
-        fabric=replace(fabric, inside=inside or fabric.inside, between=between or fabric.between),
-        networked=shape.networked or between is not None,
-        linked=shape.linked or inside is not None,
+_READ_FROM = ("trace", "layer file")
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class RentForm:
+    """The form that asks what to rent."""
+
+    samples: float
+    deadline_h: float | None = None
+    budget_usd: float | None = None
+    cloud: str | None = None
+    gpu: str | None = None
+    max_nodes: int = 64
+    spot: bool = False
+    mean_life_h: float = 12.0
+    scale_batch: bool = False
+
+    def words(self, run: str) -> list[str]:
+        """The words of the `stallwise recommend` command for this form."""
+        words = ["stallwise", "recommend", run, "--samples", f"{self.samples:.15g}"]
+        words += [] if self.deadline_h is None else ["--deadline", f"{self.deadline_h:.15g}h"]
+        words += [] if self.budget_usd is None else ["--budget", f"{self.budget_usd:.15g}usd"]
+        for option, value in (("--clouds", self.cloud), ("--gpu", self.gpu)):
+            words += [] if value is None else [option, value]
+        words += [] if self.max_nodes == 64 else ["--max-nodes", str(self.max_nodes)]
+        words += ["--spot", "--mean-life", f"{self.mean_life_h:g}h"] if self.spot else []
+        return [*words, "--scale-batch"] if self.scale_batch else words
+
+
+def rent_form_of(query: Mapping[str, str]) -> RentForm:
+    """The form read from a query."""
+    samples = query_number(query, "samples", 1.0, 1e18)
+    if samples is None:
+        raise InputError("Say how many samples the job has.")
+    return RentForm(
+        samples=samples,
+        deadline_h=query_number(query, "deadline_h", 1e-6, 1e6),
+        budget_usd=query_number(query, "budget_usd", 1e-6, 1e12),
+        cloud=query.get("cloud") or None,
+        gpu=query.get("gpu") or None,
+        max_nodes=query_integer(query, "max_nodes", 1, 1024) or 64,
+        spot=query.get("spot") == "1",
+        mean_life_h=query_number(query, "mean_life_h", 1e-2, 1e5) or 12.0,
+        scale_batch=query.get("batch") == "scaled",
     )
 
 
-def _given(gbit: float | None, latency_s: float) -> KnownLink | None:
-    rate = _rate(gbit)
-    if rate is None:
-        return None
-    low, high = listed_factors(rate)
-    return link_of_rate(rate, latency_s, "given", low=low, high=high)
+def recommend_from_page(opened: OpenRun, form: RentForm, terms: RentTerms) -> Recommendation:
+    """The recommendation that the command would give."""
+    catalog = opened.catalog
+    request = RecommendRequest(
+        samples=form.samples,
+        cold_first=False,
+        deadline_s=None if form.deadline_h is None else 3600 * form.deadline_h,
+        budget_usd=form.budget_usd,
+        clouds=None if form.cloud is None else frozenset({form.cloud}),
+        gpus=None if form.gpu is None else catalog.gpu_names(form.gpu),
+        max_nodes=form.max_nodes,
+        spot=terms.losses(opened, form.mean_life_h) if form.spot else None,
+        scale_batch=form.scale_batch,
+        noise=opened.analysis.noise if form.scale_batch else None,
+        provision_s=terms.provision_s,
+        startup_s=terms.startup_s,
+        assumptions=terms.assumptions,
+    )
+    return recommend(opened.analysis.model(), request, catalog.offers, current_date(), opened.analysis.links)
 
 
-def _fleet(shape: Shape, subject: Subject, asked: Sliders) -> Fleets:
-    nodes, name = asked.nodes or 1, shape.instance.name
-    used = min(asked.used or shape.instance.gpu_count, shape.instance.gpu_count)
-    if nodes * used > 1 and not subject.exchanges:
-        raise InputError("The size of the job's gradients is not known, so only single GPUs can be judged.")
-    if nodes > 1 and not shape.networked:
-        raise InputError(f"The catalog lists no network of {name}; set one, or stay with one node.")
-    if used > 1 and not shape.linked:
-        raise InputError(f"The catalog lists no link between the GPUs of {name}; use one of them.")
-    one = np.ones(1, dtype=np.int64)
-    return Fleets(shapes=(shape,), shape=0 * one, used=used * one, nodes=nodes * one)
+def recommend_document(recommendation: Recommendation, run: str, form: RentForm) -> dict[str, Any]:
+    """The answer, the front and the points of the picture."""
+    own = (recommendation.own_machine, recommendation.own_machine_tuned)
+    return {
+        "asked": show_request(recommendation),
+        "verdict": recommendation.verdict,
+        "impossible": recommendation.impossible,
+        "now": [show_own_machine(machine) for machine in own if machine is not None],
+        "prices": show_age(recommendation),
+        "pick": None if recommendation.pick is None else _front_place(recommendation),
+        "front": [_row(option) for option in recommendation.front],
+        "points": [[one.job_s, one.usd, one.spot, one.name] for one in recommendation.points if one.usd > 0],
+        "deadline_s": recommendation.request.deadline_s,
+        "budget_usd": recommendation.request.budget_usd,
+        "lost": [
+            {"fleet": one.option.name, "time": show_seconds(one.option.job_s), "cost": f"${one.option.usd:,.2f}",
+             "why": one.why}
+            for one in recommendation.neighbours
+        ],
+        "warnings": list(recommendation.warnings),
+        "assumed": list(recommendation.assumptions),
+        "command": shell_command(form.words(run)),
+    }  # fmt: skip
 
 
-def _check_fits(why_not: int, subject: Subject, fleet: Fleets) -> None:
-    gpus = int(fleet.gpus[0])
-    if why_not == 1:
-        raise InputError(f"The job does not fit into the memory of {fleet.shapes[0].instance.gpu.name}.")
-    if why_not == 2:
-        raise InputError(
-            f"A batch of {math.ceil(subject.samples - 1e-6) * subject.gpus:g} cannot be shared evenly among {gpus} "
-            "GPUs. Keep each GPU's batch instead, or take another number."
-        )
+def _row(option: FleetOption) -> dict[str, Any]:
+    offer = option.offer
+    return {
+        "fleet": option.name,
+        "gpus": f"{option.gpus} × {offer.instance.gpu.name}",
+        "where": f"{offer.instance.cloud} {offer.zone or offer.region}",
+        "time_s": option.job_s,
+        "usd": option.usd,
+        "time": show_seconds(option.job_s),
+        "cost": f"${option.usd:,.2f}",
+        "bounds": show_usd_bounds(option.low_usd, option.high_usd),
+        "binds": "storage" if option.storage_bound else option.answer.binds,
+        "in_limits": show_percent(option.in_limits),
+        "instance": f"{offer.instance.cloud}/{offer.instance.name}",
+        "nodes": option.nodes,
+        "used": option.used,
+        "spot": offer.market == "spot",
+    }
+
+
+def _front_place(recommendation: Recommendation) -> dict[str, Any]:
+    """The pick, and where in the front it stands."""
+    pick = recommendation.pick
+    assert pick is not None  # noqa: S101 - the caller has checked
+    place = next(
+        (i for i, one in enumerate(recommendation.front) if one.name == pick.name and one.offer == pick.offer), None
+    )
+    return _row(pick) | {"place": place}
+
+
+def skypilot(recommendation: Recommendation, job: JobRecord, place: int | None) -> str:
+    """The task of the pick, as the command writes it; of another fleet of the front where `place` names one."""
+    return skypilot_yaml(recommendation if place is None else pick_from_front(recommendation, place), launch_words(job))
+
+
+def pick_from_front(recommendation: Recommendation, place: int) -> Recommendation:
+    """The recommendation with a fleet of the front as its pick, and no other candidate."""
+    if not 0 <= place < len(recommendation.front):
+        raise InputError(f"The front has {len(recommendation.front)} fleets; there is none at place {place}.")
+    return with_pick(recommendation, recommendation.front[place])
+
+
+def with_pick(recommendation: Recommendation, option: FleetOption) -> Recommendation:
+    """The same with another pick, which a person has chosen."""
+    return replace(recommendation, pick=option, candidates=(option,), verdict=f"{option.name}, chosen on the page.")
+
+
+def skypilot_of(opened: OpenRun, option: FleetOption, request: RecommendRequest) -> str:
+    """The SkyPilot task of one fleet, whatever the recommendation."""
+    alone = recommend(opened.analysis.model(), request, [option.offer], current_date(), opened.analysis.links)
+    return skypilot_yaml(with_pick(alone, option), launch_words(opened.run.manifest.job))
+
+
+def launch_words(job: JobRecord) -> list[str]:
+    """What torchrun is to run; a run that was read from another tool's file does not say it."""
+    if job.launcher in _READ_FROM:
+        return ["train.py"]
+    return [*(["-m"] if job.module else []), job.script, *job.arguments]

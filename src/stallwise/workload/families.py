@@ -35,13 +35,13 @@ class Tensor:
     """Number of the convolution or product it belongs to, or follows; from 0."""
 
     def scaled(self, scale: int) -> int:
-        """Elements where one in `scale` is there, at least one."""
+        """Elements of the tensor shrunk by `scale`, at least one."""
         return max(1, self.elements // scale)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Network:
-    """Tensors in forward order."""
+    """An image network: its parameter tensors in forward order."""
 
     name: str
     family: str
@@ -54,16 +54,16 @@ class Network:
 
     @property
     def layers(self) -> int:
-        """Convolutions and products."""
+        """Number of convolutions and matrix products."""
         return self.tensors[-1].layer + 1
 
     @property
     def macs(self) -> float:
-        """Of one image, forward."""
+        """Multiply-accumulates of one image, forward."""
         return sum(tensor.macs for tensor in self.tensors)
 
     def forward_s(self, s_per_mac: float, least_s: float = 0.0) -> tuple[float, ...]:
-        """Seconds of every layer, forward, on a device that takes so long for its work and no less than `least_s`."""
+        """Forward seconds of every layer on a device with this time per operation, at least `least_s` each."""
         macs = [0.0] * self.layers
         for tensor in self.tensors:
             macs[tensor.layer] += tensor.macs
@@ -82,7 +82,7 @@ class _Builder:
         self, inputs: int, outputs: int, kernel: int, *, stride: int = 1, groups: int = 1, bias: bool = False,
         pad: int | None = None, side: int | None = None,
     ) -> int:  # fmt: skip
-        """A convolution; returns the side of what it writes, and goes on from there unless `side` is given."""
+        """A convolution; returns the side of what it writes, and continues from there unless `side` is given."""
         begin = self.side if side is None else side
         padding = kernel // 2 if pad is None else pad
         out = (begin + 2 * padding - kernel) // stride + 1
@@ -126,8 +126,8 @@ def _resnet(counts: tuple[int, ...], build: _Builder, *, bottleneck: bool, norms
 
 def _basic(build: _Builder, inputs: int, planes: int, stride: int, *, norms: bool) -> int:
     begin = build.side
-    for first, here in ((inputs, stride), (planes, 1)):
-        build.conv(first, planes, 3, stride=here)
+    for first, step in ((inputs, stride), (planes, 1)):
+        build.conv(first, planes, 3, stride=step)
         if norms:
             build.norm(planes)
     _shortcut(build, inputs, planes, stride, begin)
@@ -136,8 +136,8 @@ def _basic(build: _Builder, inputs: int, planes: int, stride: int, *, norms: boo
 
 def _bottleneck(build: _Builder, inputs: int, planes: int, stride: int) -> int:
     begin, outputs = build.side, 4 * planes
-    for first, last, kernel, here in ((inputs, planes, 1, 1), (planes, planes, 3, stride), (planes, outputs, 1, 1)):
-        build.conv(first, last, kernel, stride=here)
+    for first, last, kernel, step in ((inputs, planes, 1, 1), (planes, planes, 3, stride), (planes, outputs, 1, 1)):
+        build.conv(first, last, kernel, stride=step)
         build.norm(last)
     _shortcut(build, inputs, outputs, stride, begin)
     return outputs
@@ -286,7 +286,7 @@ _SHUFFLED = {
     "x2_0": ((244, 488, 976), 2048),
 }
 
-_MADE: Mapping[str, tuple[str, Callable[[_Builder], None]]] = {
+_BUILDERS: Mapping[str, tuple[str, Callable[[_Builder], None]]] = {
     **{f"resnet{d}": ("resnet", partial(_resnet, c, bottleneck=False)) for d, c in _BASIC.items()},
     **{f"resnet{d}": ("resnet", partial(_resnet, c, bottleneck=True)) for d, c in _BOTTLENECK.items()},
     **{f"nobn_resnet{d}": ("resnet", partial(_resnet, c, bottleneck=False, norms=False)) for d, c in _BASIC.items()},
@@ -298,15 +298,15 @@ _MADE: Mapping[str, tuple[str, Callable[[_Builder], None]]] = {
     "squeezenet1_0": ("squeezenet", _squeezenet),
     "alexnet": ("alexnet", _alexnet),
 }
-NETWORKS: tuple[str, ...] = tuple(_MADE)
+NETWORKS: tuple[str, ...] = tuple(_BUILDERS)
 
 
 @cache
 def network(name: str) -> Network:
     """A network by name; an error that names the nearest where there is none."""
-    if name not in _MADE:
+    if name not in _BUILDERS:
         raise UnknownNameError("network", name, NETWORKS)
-    family, make = _MADE[name]
+    family, make = _BUILDERS[name]
     build = _Builder()
     make(build)
     return Network(name=name, family=family, tensors=tuple(build.tensors))

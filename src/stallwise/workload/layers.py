@@ -25,7 +25,7 @@ def plain_name(name: str) -> str:
 
 
 def unnamed(order: int, shape: Sequence[int] | None = None) -> str:
-    """What a gradient is called of which only its place among the others is known; without a shape, a whole bucket."""
+    """Name a gradient of which only its position is known; without a shape, a whole gradient bucket."""
     return f"bucket {order}" if shape is None else f"gradient {order} {list(shape)}"
 
 
@@ -35,7 +35,7 @@ def is_unnamed(name: str) -> bool:
 
 
 def is_bucket(name: str) -> bool:
-    """Whether it stands for a whole bucket."""
+    """Whether the name stands for a whole gradient bucket."""
     return is_unnamed(name) and name.startswith("bucket")
 
 
@@ -80,20 +80,20 @@ class LayerTrace:
 
     @property
     def forward_s(self) -> float:
-        """Whole forward pass."""
+        """Seconds of the whole forward pass."""
         return math.fsum(layer.forward_s for layer in self.layers)
 
     @property
     def backward_s(self) -> float:
-        """Whole backward pass."""
+        """Seconds of the whole backward pass."""
         return math.fsum(layer.backward_s for layer in self.layers)
 
     @property
     def gradient_bytes(self) -> int:
-        """Everything that is exchanged in a step."""
+        """Bytes of all gradients, which a step exchanges."""
         return sum(layer.gradient_bytes for layer in self.layers)
 
     @classmethod
     def of(cls, layers: Iterable[Layer], *, source: str) -> Self:
-        """A trace of nothing but layers."""
+        """A trace that has layers and no other times."""
         return cls(layers=tuple(layers), source=source)

@@ -2,7 +2,7 @@
 
 Image networks (`zoo_data/image.csv`): the multiply-accumulates and the tensor elements of one image, by kind of
 operator, counted by running each network of the timm package (1.0.30, Apache-2.0) on tensors without data
-(`fitting/count_networks.py`). Networks that are known by shape or by totals alone are in `zoo_shapes`.
+(`fitting/count_networks.py`). Networks that are known by shape or by totals alone are in `shapes`.
 """
 
 import csv
@@ -31,7 +31,7 @@ _DATA = Path(__file__).parent / "zoo_data"
 _PREFIXES = ("tf_", "tv_", "gluon_", "ssl_", "swsl_", "ig_", "legacy_", "adv_", "ens_adv_", "jx_")
 _ALIKE = 0.6  # likeness of two names, 0 to 1
 _MANY = 20  # networks whose mean stands for one of which only the size is known
-_SAME = 4  # letters two names must share at their beginning to count as kin
+_SAME = 4  # letters two names must share at their beginning to count as similar
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -69,7 +69,7 @@ def image_networks() -> Mapping[str, ImageNetwork]:
 
 
 @cache
-def kin(name: str, macs: float | None = None, outputs: float | None = None) -> ImageNetwork | None:
+def similar_network(name: str, macs: float | None = None, outputs: float | None = None) -> ImageNetwork | None:
     """The counted network most like `name`.
 
     Itself; else the one whose name begins alike for longest (of several the one nearest in `macs`); else one with a
@@ -77,15 +77,15 @@ def kin(name: str, macs: float | None = None, outputs: float | None = None) -> I
     of those of like size and like work per element. None: nothing is known.
     """
     networks = image_networks()
-    found = networks.get(name) or networks.get(_stem(name))
-    if found is not None:
-        return found
-    wanted = _stem(name)
-    same = {other: _common(wanted, _stem(other)) for other in networks}
+    network = networks.get(name) or networks.get(_stem(name))
+    if network is not None:
+        return network
+    stem = _stem(name)
+    same = {other: _common(stem, _stem(other)) for other in networks}
     most = max(same.values())
     if most >= _SAME:
         return min((networks[n] for n, letters in same.items() if letters == most), key=lambda n: _away(n, macs))
-    near = difflib.get_close_matches(wanted, networks, n=1, cutoff=_ALIKE)
+    near = difflib.get_close_matches(stem, networks, n=1, cutoff=_ALIKE)
     if near:
         return networks[near[0]]
     if not (macs and outputs):
@@ -118,7 +118,7 @@ def family(name: str) -> str:
 
 
 def branch(name: str) -> str:
-    """A finer kin: the name up to its first underscore."""
+    """A finer family: the name up to its first underscore."""
     return _stem(name).split("_")[0]
 
 

@@ -7,8 +7,8 @@ import numpy as np
 import pytest
 
 from stallwise.cluster.job import Job
-from stallwise.cluster.traces import Measured, read_trace
-from stallwise.cluster.traces.helios import read_rhythm, with_rhythm
+from stallwise.cluster.traces import MeasuredSpeeds, read_trace
+from stallwise.cluster.traces.rhythm import read_rhythm, with_rhythm
 from stallwise.errors import InputError
 
 
@@ -86,7 +86,7 @@ def test_a_workload_without_measurements_says_what_it_needs(traces: Path, tmp_pa
     with pytest.raises(InputError, match="no app_profiles beside it"):
         read_trace(lone)
     with pytest.raises(InputError, match="nothing at"):
-        read_trace(lone, Measured(profiles=tmp_path / "nowhere"))
+        read_trace(lone, MeasuredSpeeds(profiles=tmp_path / "nowhere"))
 
 
 def test_the_rhythm_of_helios(traces: Path) -> None:

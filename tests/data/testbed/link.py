@@ -57,8 +57,8 @@ def slow_link(round_trip_ms: float = 30, rate: str | None = "200mbit") -> Iterat
     tag, half_us = f"{os.getpid()}-{number}", round(round_trip_ms * 500)
     near, far = (f"sl{side}{os.getpid() % 10**6}x{number}" for side in "nf")
     net = (os.getpid() * 7 + number) % 2**14 * 4
-    here, there = (f"10.78.{(net + end) >> 8}.{(net + end) & 255}" for end in (1, 2))
-    link = Link(f"{_PREFIX}-{tag}", there, near)
+    near_address, far_address = (f"10.78.{(net + end) >> 8}.{(net + end) & 255}" for end in (1, 2))
+    link = Link(f"{_PREFIX}-{tag}", far_address, near)
     with contextlib.ExitStack() as stack:
         _run("ip", "netns", "add", link.namespace)
         stack.callback(subprocess.run, ["ip", "netns", "del", link.namespace], capture_output=True)
@@ -66,14 +66,14 @@ def slow_link(round_trip_ms: float = 30, rate: str | None = "200mbit") -> Iterat
         stack.callback(log.unlink, missing_ok=True)
         process = processes.start([str(delay_program()), near, far, str(half_us)], log)
         stack.callback(processes.stop, process)
-        processes.wait_until(lambda: "ready" in log.read_text(), process, log, patience_s=10)
-        _connect(link, far, here, rate)
+        processes.wait_until(lambda: "ready" in log.read_text(), process, log)
+        _connect(link, far, near_address, rate)
         yield link
 
 
-def _connect(link: Link, far: str, here: str, rate: str | None) -> None:
+def _connect(link: Link, far: str, near_address: str, rate: str | None) -> None:
     _run("ip", "link", "set", far, "netns", link.namespace)
-    _run("ip", "addr", "add", f"{here}/30", "dev", link.near)
+    _run("ip", "addr", "add", f"{near_address}/30", "dev", link.near)
     _run("ip", "link", "set", link.near, "mtu", "9000", "up")
     _run("ip", "-n", link.namespace, "link", "set", "lo", "up")
     _run("ip", "-n", link.namespace, "addr", "add", f"{link.address}/30", "dev", far)

@@ -9,7 +9,7 @@ import time
 from collections.abc import Callable, Sequence
 from pathlib import Path
 
-_STOP_S = 5.0
+_STOP_S = 60.0
 
 
 def start(command: Sequence[str], log: Path, namespace: str | None = None) -> subprocess.Popen[bytes]:
@@ -32,13 +32,13 @@ def stop(process: subprocess.Popen[bytes]) -> None:
     process.wait(_STOP_S)
 
 
-def wait_until(ready: Callable[[], bool], process: subprocess.Popen[bytes], log: Path, patience_s: float = 60) -> None:
+def wait_until(ready: Callable[[], bool], process: subprocess.Popen[bytes], log: Path, patience_s: float = 150) -> None:
     """Until the server answers; with the end of its log where it does not."""
     give_up = time.monotonic() + patience_s
     while not ready():
         if process.poll() is not None or time.monotonic() > give_up:
-            said = log.read_text(errors="replace")[-2000:]
-            raise RuntimeError(f"{process.args!r} does not answer; its log ends:\n{said}")
+            tail = log.read_text(errors="replace")[-2000:]
+            raise RuntimeError(f"{process.args!r} does not answer; its log ends:\n{tail}")
         time.sleep(0.1)
 
 

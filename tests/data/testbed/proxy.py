@@ -20,7 +20,7 @@ from tests.data.testbed import processes
 from tests.data.testbed.seaweed import Seaweed
 
 _PROGRAM = Path(__file__).with_name("proxy_server.py")
-_PATIENCE_S = 10.0
+_PATIENCE_S = 120.0
 
 FAULTS = ("slow_down", "internal", "reset_early", "reset_late", "truncate", "shorten", "stall", "slow")
 """503 SlowDown; 500; a reset before and within the answer; a body that ends early under its full announced length; half
@@ -28,7 +28,7 @@ a body announced as whole; a body that stops in the middle (`stall_s`); one that
 
 
 @dataclass(frozen=True)
-class Seen:
+class ProxyTraffic:
     """Counters since the start or the last `reset`. `objects`: GETs by path ("/bucket/name")."""
 
     requests: dict[str, int]
@@ -51,7 +51,7 @@ class Proxy:
             raise ValueError(f"the proxy knows no {', '.join(sorted(unknown))}")
         self._say({"faults": faults})
 
-    def seen(self) -> Seen:
+    def traffic(self) -> ProxyTraffic:
         """All counters now."""
         return self._say({"read": True})
 
@@ -59,11 +59,11 @@ class Proxy:
         """Counters back to zero; faults stay as they are set."""
         self._say({"reset": True})
 
-    def _say(self, what: dict[str, object]) -> Seen:
+    def _say(self, what: dict[str, object]) -> ProxyTraffic:
         with socket.create_connection(self.control, _PATIENCE_S) as line, line.makefile("rw") as file:
             file.write(json.dumps(what) + "\n")
             file.flush()
-            return Seen(**json.loads(file.readline()))
+            return ProxyTraffic(**json.loads(file.readline()))
 
 
 @contextlib.contextmanager

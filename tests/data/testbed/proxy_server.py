@@ -19,7 +19,7 @@ Ends = tuple[asyncio.StreamReader, asyncio.StreamWriter]
 
 PIECE = 1 << 16
 BUSY = b'<?xml version="1.0" encoding="UTF-8"?><Error><Code>%s</Code><Message>made by the proxy</Message></Error>'
-BEFORE = ("slow_down", "internal", "reset_early")  # decided before the store is asked
+BEFORE = ("slow_down", "internal", "reset_early")  # decided before the store is request
 AFTER = ("reset_late", "truncate", "shorten", "stall", "slow")  # happen to a body on its way back
 
 
@@ -254,10 +254,10 @@ class Connection:
 async def command(state: State, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
     """One line in, one line out."""
     while line := await reader.readline():
-        asked = json.loads(line)
-        if "faults" in asked:
-            state.configure(asked["faults"])
-        if asked.get("reset"):
+        request = json.loads(line)
+        if "faults" in request:
+            state.configure(request["faults"])
+        if request.get("reset"):
             for counter in (state.requests, state.faults, state.objects):
                 counter.clear()
             state.body_bytes = 0

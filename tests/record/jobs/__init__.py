@@ -7,12 +7,16 @@ import signal
 import socket
 import subprocess
 import sys
+import threading
 import time
 import uuid
 from pathlib import Path
 from typing import Any
 
 import psutil
+import pytest
+
+from tests.program import run_program
 
 JOBS = Path(__file__).parent
 TRAIN = str(JOBS / "train.py")
@@ -37,15 +41,15 @@ class Profiled:
             env=os.environ | {MARK: self.mark, "OMP_NUM_THREADS": "1"},
         )
 
-    def ended(self, code: int, *, patience_s: float = 30) -> "Profiled":
+    def ended(self, code: int, *, patience_s: float = 200) -> "Profiled":
         """Wait for the end; check exit code, that no traceback is ours and that no process is left."""
         with contextlib.suppress(subprocess.TimeoutExpired):
             self.process.communicate(timeout=patience_s)
         self.process.kill()
-        left = self.left_after(6)
+        left = self.left_after(100)  # loader workers look for their parent every few seconds
         for process in left:
             process.kill()
-        self.out, self.err = self.process.communicate()
+        self.out, self.err = self.process.communicate(timeout=250)
         assert self.process.returncode == code, f"exit {self.process.returncode}\n{self.out}\n{self.err}"
         assert not left, f"left behind: {[process.info for process in left]}\n{self.err}"
         for trace in self.err.split("Traceback (most recent call last)")[1:]:
@@ -59,11 +63,11 @@ class Profiled:
             time.sleep(0.2)
         return left
 
-    def wait_for(self, ready: Any, patience_s: float = 30) -> Any:
+    def wait_for(self, ready: Any, patience_s: float = 200) -> Any:
         """Wait until `ready()` says something, while the profile runs."""
         until = time.monotonic() + patience_s
         while not (found := ready()):
-            assert self.process.poll() is None, self.process.communicate()
+            assert self.process.poll() is None, self.process.communicate(timeout=250)
             assert time.monotonic() < until, "nothing happened"
             time.sleep(0.05)
         return found
@@ -88,9 +92,10 @@ class Profiled:
         return json.loads((self.run / "manifest.json").read_bytes())  # type: ignore[no-any-return]
 
     def shown(self) -> dict[str, Any]:
-        """What `stallwise show` reads from the run."""
-        command = [sys.executable, "-m", "stallwise", "show", "--json", str(self.run)]
-        return json.loads(subprocess.run(command, capture_output=True, check=True).stdout)  # type: ignore[no-any-return]
+        """What `stallwise report --detail` reads from the run."""
+        done = run_program(["report", "--detail", "--json", str(self.run)], self.folder)
+        assert done.returncode == 0, done.stderr
+        return json.loads(done.stdout)  # type: ignore[no-any-return]
 
     def litter(self, *known: str) -> list[str]:
         """What lies beside the run that was not there before."""
@@ -98,7 +103,7 @@ class Profiled:
         return sorted(path.name for path in self.folder.iterdir() if path.name not in names)
 
 
-def plain_ranks(ranks: int, *command: str, timeout_s: float = 90) -> str:
+def plain_ranks(ranks: int, *command: str, timeout_s: float = 250) -> str:
     """What rank 0 of a bare job prints. Started with torchrun's variables and without its seconds of starting up."""
     with socket.socket() as probe:
         probe.bind(("127.0.0.1", 0))
@@ -123,6 +128,31 @@ def plain_ranks(ranks: int, *command: str, timeout_s: float = 90) -> str:
             process.kill()
     assert not any(process.returncode for process in started), [err[-2000:] for _, err in said]
     return said[0][0]
+
+
+def wait_for_line(process: "subprocess.Popen[str]", text: str, patience_s: float = 200) -> None:
+    """Read the program's standard error up to a line with `text`; fail with what was said if none comes."""
+    stream = process.stderr
+    assert stream is not None
+    said: list[str] = []
+    found = threading.Event()
+
+    def read() -> None:
+        for line in stream:
+            said.append(line)
+            if text in line:
+                found.set()
+                return
+
+    # A thread, because a read of a silent pipe cannot be given up.
+    reader = threading.Thread(target=read, daemon=True)
+    reader.start()
+    reader.join(patience_s)
+    if not found.is_set():
+        process.kill()
+        pytest.fail(
+            f"no line with {text!r} came within {patience_s:.0f} s or before the end; it said:\n{''.join(said)}"
+        )
 
 
 def marked(mark: str) -> list[psutil.Process]:

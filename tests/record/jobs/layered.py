@@ -25,7 +25,7 @@ class Slept(nn.Module):
         self.times_s = (forward_s, backward_s)
 
     def forward(self, x):
-        return Asleep.apply(x, self.weight, *self.times_s)
+        return Asleep.apply(x, self.weight, *self.times_s, 0)
 
 
 class Network(nn.Module):

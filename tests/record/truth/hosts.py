@@ -4,8 +4,8 @@ import contextlib
 from collections.abc import Iterator, Sequence
 
 from stallwise.errors import MissingFeatureError
-from stallwise.record import study_hosts
-from stallwise.record.study_hosts import StudyHost as Host
+from stallwise.machine import _study_hosts as study_hosts
+from stallwise.machine._study_hosts import StudyHost as Host
 from stallwise.units import parse_rate
 from tests.conftest import lacks
 

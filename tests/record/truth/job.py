@@ -23,28 +23,40 @@ class Asleep(torch.autograd.Function):
     """Takes a given time in forward and in backward without using a core, and gives its weight a real gradient."""
 
     @staticmethod
-    def forward(ctx, x, weight, forward_s, backward_s):
-        ctx.backward_s = backward_s
+    def forward(ctx, x, weight, forward_s, backward_s, products):
+        ctx.backward_s, ctx.products = backward_s, products
         ctx.save_for_backward(weight)
         time.sleep(forward_s)
+        multiply(products)
         return x + weight.flatten()[0]
 
     @staticmethod
     def backward(ctx, gradient):
         time.sleep(ctx.backward_s)
+        multiply(2 * ctx.products)
         (weight,) = ctx.saved_tensors
-        return gradient, torch.full_like(weight, float(gradient.sum())), None, None
+        return gradient, torch.full_like(weight, float(gradient.sum())), None, None, None
+
+
+SQUARE = torch.ones(384, 384)
+
+
+def multiply(products: int) -> None:
+    """Compute on this thread: products of two matrices."""
+    for _ in range(products):
+        torch.mm(SQUARE, SQUARE)
 
 
 class Accelerated(nn.Module):
-    def __init__(self, layers: int, parameters: int, compute_s: float) -> None:
+    def __init__(self, layers: int, parameters: int, compute_s: float, products: int = 0) -> None:
         super().__init__()
+        self.products = products
         self.weights = nn.ParameterList([nn.Parameter(torch.zeros(parameters // layers)) for _ in range(layers)])
         self.forward_s, self.backward_s = compute_s / 3 / layers, 2 * compute_s / 3 / layers
 
     def forward(self, x):
         for weight in self.weights:
-            x = Asleep.apply(x, weight, self.forward_s, self.backward_s)
+            x = Asleep.apply(x, weight, self.forward_s, self.backward_s, self.products)
         return x
 
 
@@ -91,6 +103,7 @@ def main() -> None:
         parser.add_argument(f"--{name}", type=float, default=default)
     parser.add_argument("--parameters", type=int, default=40_000)
     parser.add_argument("--layers", type=int, default=4)
+    parser.add_argument("--products", type=int, default=0, help="matrix products of a layer's forward, twice backward")
     parser.add_argument("--workers", type=int, default=2)
     parser.add_argument("--steps", type=int, default=100_000)
     parser.add_argument("--no-sync", action="store_true")
@@ -99,7 +112,7 @@ def main() -> None:
     torch.set_num_threads(1)
     rank = int(os.environ.get("RANK", "0"))
     compute_s = options.compute + (options.slow_rank if rank == 1 else 0.0)
-    model: nn.Module = Accelerated(options.layers, options.parameters, compute_s)
+    model: nn.Module = Accelerated(options.layers, options.parameters, compute_s, options.products)
     if "RANK" in os.environ:
         dist.init_process_group("gloo")
         model = DistributedDataParallel(model)

@@ -1,74 +1,121 @@
-"""Which speeds the jobs of a trace have by placement: measured with them, from layer profiles, or flat factors."""
+"""Speeds of the jobs of a trace by placement: measured with them, from layer profiles, or flat factors.
+
+Measurements are searched beside the trace, in the folders above it, or where the caller says.
+"""
 
 from collections.abc import Callable, Collection
 from dataclasses import dataclass, replace
 from pathlib import Path
 
-from stallwise.cluster.speed import Penalty, Speed
+from stallwise.cluster.speed.base import Penalty, Speed
 from stallwise.cluster.topology import Cluster
-from stallwise.cluster.traces.measured import Measured, beside
 from stallwise.cluster.traces.rows import Trace
 from stallwise.errors import InputError, UnknownNameError
+
+_UP = 3  # folders that are searched, from that of the trace upwards
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class MeasuredSpeeds:
+    """Measurements that give the jobs of a trace their speeds."""
+
+    profiles: Path | None = None
+    """Folder of layer profiles or applications, or Gavel's table; None: searched beside the trace."""
+    own: tuple[tuple[str, Path], ...] = ()
+    """Models of the trace, each with the folder of a run or a layer file that gives its speed."""
+    network: str = "released"
+    """Links of layer profiles, as `profiles.network_of` reads them."""
+    gpu: str = "v100"
+    """Worker type of Gavel's table."""
+
+
+def find_profiles(trace: Path, measured: MeasuredSpeeds, *names: str) -> Path | None:
+    """Find the first of `names` that exists, from the folder of the trace upwards; `measured.profiles` goes first."""
+    if measured.profiles is not None:
+        if not measured.profiles.exists():
+            raise InputError(f"There is nothing at {measured.profiles}. Check the path.", fields=("profiles",))
+        return measured.profiles
+    folder = trace.resolve().parent
+    for _ in range(_UP):
+        for name in names:
+            if (folder / name).exists():
+                return folder / name
+        folder = folder.parent
+    return None
+
+
+def require_profiles(trace: Path, measured: MeasuredSpeeds, *names: str, why: str) -> Path:
+    """Find profiles as `find_profiles` does; raise `InputError` where there are none, because the trace needs them."""
+    path = find_profiles(trace, measured, *names)
+    if path is None:
+        raise InputError(
+            f"{trace.name} {why}, and there is no {names[0]} beside it. Say where it is.", fields=("profiles",)
+        )
+    return path
+
 
 _LAYERS = "layer_profiles"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Speeds:
-    """Speed on a cluster (layer profiles price the links of its levels), and the models that have one."""
+class TraceSpeeds:
+    """Speed on a cluster (layer profiles use the links of its levels), and the models that have one."""
 
     on: Callable[[Cluster], Speed | None]
-    """None: nothing is known, and placement costs nothing."""
+    """Returns None where the speed is unknown, and placement costs nothing."""
     models: Collection[str] | None = None
-    """None: any model will do, or the reader has looked at every one."""
+    """None: every model is accepted, or the reader has checked them."""
 
 
-def speeds_of(trace: Trace, path: Path, measured: Measured, flat: tuple[float, ...] | None) -> tuple[Trace, Speeds]:
-    """The trace with a note on where its speeds come from, and those."""
+def trace_speeds(
+    trace: Trace, path: Path, measured: MeasuredSpeeds, flat: tuple[float, ...] | None
+) -> tuple[Trace, TraceSpeeds]:
+    """Return the trace with a note on where its speeds come from, and the speeds."""
     if measured.own and (flat is not None or trace.speed is not None):
-        other = "--slowdown" if flat is not None else f"what was measured with {trace.source}"
-        raise InputError(f"Speeds come from --profile or from {other}, not from both. Leave one out.")
+        other = "flat slowdowns" if flat is not None else f"what was measured with {trace.source}"
+        raise InputError(
+            f"Speeds come from own profiles or from {other}, not from both. Leave one out.",
+            fields=("profile", "slowdown") if flat is not None else ("profile",),
+        )
     if flat is not None:
         penalty = Penalty(flat)
-        return _noted(trace, "Speed by the widest border a gang crosses, alike for all jobs: --slowdown."), Speeds(
+        return _noted(trace, "Speed by the widest border a gang crosses, alike for all jobs."), TraceSpeeds(
             on=lambda cluster: penalty.inside(cluster)
         )
     if trace.speed is not None:
-        return trace, Speeds(on=lambda _: trace.speed)
-    found = None
+        return trace, TraceSpeeds(on=lambda _: trace.speed)
+    folder = None
     if trace.format == "Dally" or (measured.profiles is not None and any(job.model for job in trace.jobs)):
-        found = beside(path, measured, _LAYERS)
-    if found is None and not measured.own:
-        said = "Nothing is known about the speed of these jobs by placement: where they run costs nothing."
-        return _noted(trace, said), Speeds(on=lambda _: None)
-    return _layered(trace, found, measured)
+        folder = find_profiles(path, measured, _LAYERS)
+    if folder is None and not measured.own:
+        note = "Nothing is known about the speed of these jobs by placement: where they run costs nothing."
+        return _noted(trace, note), TraceSpeeds(on=lambda _: None)
+    return _layered(trace, folder, measured)
 
 
-def _layered(trace: Trace, folder: Path | None, measured: Measured) -> tuple[Trace, Speeds]:
-    from stallwise.cluster.own_profiles import own_profile
-    from stallwise.cluster.profiles import LayerProfiles, network_of, read_profiles
+def _layered(trace: Trace, folder: Path | None, measured: MeasuredSpeeds) -> tuple[Trace, TraceSpeeds]:
+    from stallwise.cluster.speed._profiles import LayerProfiles, network_of, own_profile, read_profiles
 
     network = network_of(measured.network)
     _check_names(trace, measured)
     own = {name: own_profile(path) for name, path in measured.own}
-    known = (read_profiles(folder) if folder is not None else {}) | {name: it.gradients for name, it in own.items()}
-    sent = {name: it.messages for name, it in own.items()}
+    profiles = (read_profiles(folder) if folder is not None else {}) | {name: it.gradients for name, it in own.items()}
     sources = [f"the layer profiles in {folder.name}"] if folder is not None else []
     sources += [f"{path} for {name}" for name, path in measured.own]
-    said = f"Speed by placement from {', '.join(sources)}, network {measured.network}."
-    speeds = Speeds(
-        on=lambda cluster: LayerProfiles(known, network, levels=cluster.levels, messages=sent), models=tuple(known)
+    note = f"Speed by placement from {', '.join(sources)}, network {measured.network}."
+    speeds = TraceSpeeds(
+        on=lambda cluster: LayerProfiles(profiles, network, levels=cluster.levels, own=own), models=tuple(profiles)
     )
-    return _noted(trace, said), speeds
+    return _noted(trace, note), speeds
 
 
-def _check_names(trace: Trace, measured: Measured) -> None:
-    """A profile that no job would use is a slip of the pen."""
+def _check_names(trace: Trace, measured: MeasuredSpeeds) -> None:
+    """Reject a profile that no job of the trace would use: its name is a typo."""
     models = sorted({job.model for job in trace.jobs if job.model is not None})
     for name, _ in measured.own:
         if name not in models:
             raise UnknownNameError(f"model in {trace.source}", name, models)
 
 
-def _noted(trace: Trace, said: str) -> Trace:
-    return replace(trace, notes=(*trace.notes, said))
+def _noted(trace: Trace, note: str) -> Trace:
+    return replace(trace, notes=(*trace.notes, note))

@@ -12,22 +12,17 @@ from pathlib import Path
 import numpy as np
 
 from stallwise.errors import UnknownNameError
-from stallwise.spot.lifetimes.log import Life, Log
-from stallwise.spot.lifetimes.models import Bathtub, Table
+from stallwise.spot.lifetimes.log import LifetimeLog, MachineLife
+from stallwise.spot.lifetimes.models import TabulatedLifetime
 from stallwise.units import SECONDS_PER_HOUR
 
 _FOLDER = Path(__file__).parent / "published_data"
 LIMIT_S = 24.0 * SECONDS_PER_HOUR
 
-PUBLISHED_BATHTUB = Bathtub(
-    0.4137, 0.9 * SECONDS_PER_HOUR, 0.76 * SECONDS_PER_HOUR, 24.0 * SECONDS_PER_HOUR, cap_s=LIMIT_S
-)
-"""Parameters in the code of Kadupitiya, Jadhao & Sharma, HPDC 2020, who fitted losses alone, without stops."""
-
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Watched:
-    """Servers of one GPU in one region, watched for 24 h: (hours, losses up to then since the entry before)."""
+class PublishedLifetimes:
+    """Servers of one GPU in one region over 24 h, losses by hour: (hours, losses since the entry before)."""
 
     gpu: str
     region: str
@@ -37,83 +32,84 @@ class Watched:
 
     @property
     def lost(self) -> int:
-        """How many were gone before 24 h."""
+        """Number lost before 24 h."""
         return sum(lost for _, lost in self.lost_within_h)
 
-    def gone(self, hours: float) -> float:
-        """The part that was gone within so many hours."""
+    def fraction_lost(self, hours: float) -> float:
+        """Fraction lost within `hours`."""
         return sum(lost for within, lost in self.lost_within_h if within <= hours) / self.machines
 
-    def life(self) -> Table:
-        """As a distribution: losses spread evenly over their hour, all that are left gone at the 24 h limit."""
-        at_s, gone = [0.0], [0.0]
+    def life(self) -> TabulatedLifetime:
+        """As a distribution: losses spread evenly over their hour, all that are left lost at the 24 h limit."""
+        at_s, fractions = [0.0], [0.0]
         for within, lost in self.lost_within_h:
             start_s = (within - 1) * float(SECONDS_PER_HOUR)
             if start_s > at_s[-1]:
                 at_s.append(start_s)
-                gone.append(gone[-1])
+                fractions.append(fractions[-1])
             at_s.append(within * float(SECONDS_PER_HOUR))
-            gone.append(gone[-1] + lost / self.machines)
+            fractions.append(fractions[-1] + lost / self.machines)
         if at_s[-1] < LIMIT_S:
             at_s.append(LIMIT_S)
-            gone.append(gone[-1])
-        return Table(np.array(at_s), np.minimum(np.array(gone), 1.0), cap_s=LIMIT_S)
+            fractions.append(fractions[-1])
+        return TabulatedLifetime(np.array(at_s), np.minimum(np.array(fractions), 1.0), cap_s=LIMIT_S)
 
-    def log(self) -> Log:
+    def log(self) -> LifetimeLog:
         """As lives: each loss in the middle of its hour, the rest censored at 24 h."""
         lost = [
-            Life(lived_s=(within - 0.5) * SECONDS_PER_HOUR, lost=True, gpu=self.gpu, region=self.region)
+            MachineLife(lived_s=(within - 0.5) * SECONDS_PER_HOUR, lost=True, gpu=self.gpu, region=self.region)
             for within, count in self.lost_within_h
             for _ in range(count)
         ]
-        left = [Life(lived_s=LIMIT_S, lost=False, gpu=self.gpu, region=self.region)] * (self.machines - self.lost)
+        left = [MachineLife(lived_s=LIMIT_S, lost=False, gpu=self.gpu, region=self.region)] * (
+            self.machines - self.lost
+        )
         note = "Published by the hour: a loss is put in the middle of its hour; the 24 h limit is not counted as one."
-        return Log(source=f"published {self.gpu} in {self.region}", lives=(*lost, *left), notes=(note,))
+        return LifetimeLog(source=f"published {self.gpu} in {self.region}", lives=(*lost, *left), notes=(note,))
 
 
 @cache
-def watched() -> tuple[Watched, ...]:
-    """Every published table."""
-    found: dict[tuple[str, str], list[dict[str, str]]] = {}
+def published_lifetimes() -> tuple[PublishedLifetimes, ...]:
+    """Read every published table, by GPU and region."""
+    tables: dict[tuple[str, str], list[dict[str, str]]] = {}
     for row in _rows("lifetimes"):
-        found.setdefault((row["gpu"], row["region"]), []).append(row)
+        tables.setdefault((row["gpu"], row["region"]), []).append(row)
     return tuple(
-        Watched(
+        PublishedLifetimes(
             gpu=gpu,
             region=region,
             machines=int(rows[0]["machines"]),
             lost_within_h=tuple((int(row["within_h"]), int(row["lost"])) for row in rows),
             source=rows[0]["source"],
         )
-        for (gpu, region), rows in found.items()
+        for (gpu, region), rows in tables.items()
     )
 
 
-def watched_in(gpu: str, region: str) -> Watched:
-    """The table of one GPU in one region; the nearest names where there is none."""
-    of_gpu = [table for table in watched() if table.gpu.lower() == gpu.lower()]
+def published_lifetimes_in(gpu: str, region: str) -> PublishedLifetimes:
+    """Return the table of one GPU in one region; the error names the nearest where there is none."""
+    of_gpu = [table for table in published_lifetimes() if table.gpu.lower() == gpu.lower()]
     if not of_gpu:
-        raise UnknownNameError("GPU with published lifetimes", gpu, {table.gpu for table in watched()})
+        raise UnknownNameError("GPU with published lifetimes", gpu, {table.gpu for table in published_lifetimes()})
     for table in of_gpu:
         if table.region.lower() == region.lower():
             return table
     regions = {table.region for table in of_gpu}
-    error = UnknownNameError(f"region with published {of_gpu[0].gpu} lifetimes", region, regions)
-    error.args = (f"{error.args[0]} There are {', '.join(sorted(regions))}.",)
-    raise error
+    listing = f"There are {', '.join(sorted(regions))}."
+    raise UnknownNameError(f"region with published {of_gpu[0].gpu} lifetimes", region, regions, listing=listing)
 
 
 @cache
 def losses_by_hour_of_day() -> dict[str, tuple[int, ...]]:
     """Losses by local hour of day, by GPU."""
-    found: dict[str, list[int]] = {}
+    losses: dict[str, list[int]] = {}
     for row in _rows("hours"):
-        found.setdefault(row["gpu"], []).append(int(row["lost"]))
-    return {gpu: tuple(lost) for gpu, lost in found.items()}
+        losses.setdefault(row["gpu"], []).append(int(row["lost"]))
+    return {gpu: tuple(lost) for gpu, lost in losses.items()}
 
 
 @dataclass(frozen=True, slots=True)
-class StartUp:
+class StartUpTime:
     """Mean time from asking for a machine to logging in: provisioning, staging, booting."""
 
     gpu: str
@@ -124,10 +120,10 @@ class StartUp:
 
 
 @cache
-def start_ups() -> tuple[StartUp, ...]:
-    """By GPU, region and market."""
+def start_ups() -> tuple[StartUpTime, ...]:
+    """Read mean start-up times by GPU, region and market."""
     return tuple(
-        StartUp(row["gpu"], row["region"], row["market"], int(row["samples"]), float(row["machine_s"]))
+        StartUpTime(row["gpu"], row["region"], row["market"], int(row["samples"]), float(row["machine_s"]))
         for row in _rows("startup")
     )
 

@@ -21,7 +21,7 @@ _STEPS = 300
 
 
 @dataclass(frozen=True, slots=True)
-class Schedule:
+class CheckpointSchedule:
     """Work between checkpoints on a fresh machine that is not lost, and the expected time of the whole job."""
 
     intervals_s: tuple[float, ...]
@@ -31,7 +31,7 @@ class Schedule:
 def young_daly_s(save_s: float, mean_to_loss_s: float) -> float:
     """√(2 δ M); infinite where nothing is ever lost."""
     if save_s < 0 or mean_to_loss_s <= 0:
-        raise InputError("An interval needs a time to save that is not negative and a mean life above 0.")
+        raise InputError("An interval needs a time to save of at least 0 and a mean lifetime above 0.")
     return math.sqrt(2.0 * save_s * mean_to_loss_s) if math.isfinite(mean_to_loss_s) else math.inf
 
 
@@ -44,7 +44,7 @@ def best_schedule(
     unit_s: float | None = None,
     conditional: bool = True,
     half_lost: bool = False,
-) -> Schedule:
+) -> CheckpointSchedule:
     """The dynamic programme on a grid of `unit_s` (a 300th of the work).
 
     `half_lost` takes half a stretch as lost, as the paper's code does, instead of the expectation under the lifetime.
@@ -61,10 +61,10 @@ def best_schedule(
         for i in range(1, left + 1):
             lost, wasted_s = window[i]
             later = np.interp(ages_s + i * unit + save_s, ages_s, best[left - i])
-            found = (1 - lost) * (i * unit + save_s + later) + lost * (wasted_s + away_s + fresh)
-            best[left] = np.minimum(best[left], found)
+            expected_s = (1 - lost) * (i * unit + save_s + later) + lost * (wasted_s + away_s + fresh)
+            best[left] = np.minimum(best[left], expected_s)
         best[left][0] = fresh
-    return Schedule(tuple(_path(best, window, unit, save_s, away_s)), float(best[steps][0]))
+    return CheckpointSchedule(tuple(_path(best, window, unit, save_s, away_s)), float(best[steps][0]))
 
 
 def _stretch(
@@ -74,7 +74,7 @@ def _stretch(
     if conditional:
         lost = lost_between(life, ages_s, ages_s + length_s)
     else:
-        lost = np.clip(np.asarray(life.gone(ages_s + length_s)) - np.asarray(life.gone(ages_s)), 0.0, 1.0)
+        lost = np.clip(np.asarray(life.cdf(ages_s + length_s)) - np.asarray(life.cdf(ages_s)), 0.0, 1.0)
     if half_lost:
         return lost, np.full_like(lost, length_s / 2)
     return lost, _wasted_s(life, ages_s, length_s)
@@ -83,31 +83,31 @@ def _stretch(
 def _wasted_s(life: Lifetime, ages_s: Floats, length_s: float) -> Floats:
     """E[L - t | t < L ≤ t + s] = (∫_t^{t+s} S du - s S(t + s)) / (S(t) - S(t + s))."""
     points = np.linspace(0.0, length_s, 17)
-    alive = 1.0 - np.asarray(life.gone(ages_s[:, None] + points[None, :]))
+    alive = 1.0 - np.asarray(life.cdf(ages_s[:, None] + points[None, :]))
     area = ((alive[:, 1:] + alive[:, :-1]) / 2).sum(axis=1) * (length_s / 16)
     drop = alive[:, 0] - alive[:, -1]
     with np.errstate(divide="ignore", invalid="ignore"):
-        found = (area - length_s * alive[:, -1]) / drop
-    return np.clip(np.where(drop > 1e-12, found, length_s / 2), 0.0, length_s)
+        wasted_s = (area - length_s * alive[:, -1]) / drop
+    return np.clip(np.where(drop > 1e-12, wasted_s, length_s / 2), 0.0, length_s)
 
 
 def _fresh(
     best: Floats, window: list[tuple[Floats, Floats]], left: int, unit: float, save_s: float, away_s: float
 ) -> float:
     """At age 0 both sides hold M*(J, 0): solved for it, M = (P (…) + (1 - P) (lost + D)) / P."""
-    found = np.full(left + 1, np.inf)
+    expected_s = np.full(left + 1, np.inf)
     for i in range(1, left + 1):
         lost, wasted_s = float(window[i][0][0]), float(window[i][1][0])
         if lost >= 1:
             continue
         later = _at(best[left - i], (i * unit + save_s) / unit)
-        found[i] = ((1 - lost) * (i * unit + save_s + later) + lost * (wasted_s + away_s)) / (1 - lost)
-    return float(found.min())
+        expected_s[i] = ((1 - lost) * (i * unit + save_s + later) + lost * (wasted_s + away_s)) / (1 - lost)
+    return float(expected_s.min())
 
 
 def _path(best: Floats, window: list[tuple[Floats, Floats]], unit: float, save_s: float, away_s: float) -> list[float]:
-    """The choices along the way without a loss."""
-    left, age, found = len(best) - 1, 0.0, []
+    """Return the chosen intervals in seconds along the path without a loss."""
+    left, age, intervals_s = len(best) - 1, 0.0, list[float]()
     while left:
         options = np.full(left + 1, np.inf)
         for i in range(1, left + 1):
@@ -115,10 +115,10 @@ def _path(best: Floats, window: list[tuple[Floats, Floats]], unit: float, save_s
             later = _at(best[left - i], age + (i * unit + save_s) / unit)
             options[i] = (1 - lost) * (i * unit + save_s + later) + lost * (wasted_s + away_s + best[left][0])
         chosen = int(options.argmin())
-        found.append(chosen * unit)
+        intervals_s.append(chosen * unit)
         age += (chosen * unit + save_s) / unit
         left -= chosen
-    return found
+    return intervals_s
 
 
 def _at(values: Floats, place: float) -> float:
@@ -126,17 +126,6 @@ def _at(values: Floats, place: float) -> float:
     high = min(low + 1, len(values) - 1)
     part = place - int(place)
     return float(values[low] * (1 - part) + values[high] * part)
-
-
-def expected_with_one_loss_s(life: Lifetime, work_s: float, age_s: float = 0.0) -> float:
-    """E[T] = T + ∫ (t - s) f(t) dt from age s to s + T: the paper's run time with at most one loss, no checkpoints.
-
-    The integral is of the lifetime as it is (unconditional), which the reuse rule compares between two ages.
-    """
-    points = np.linspace(age_s, age_s + work_s, 20_001)
-    gone = np.asarray(life.gone(points))
-    middle = (points[1:] + points[:-1]) / 2 - age_s
-    return work_s + float(np.dot(middle, np.diff(gone)))
 
 
 def reuse(life: Lifetime, age_s: float, work_s: float, fresh_start_s: float = 0.0) -> tuple[bool, float, float]:
@@ -147,12 +136,12 @@ def reuse(life: Lifetime, age_s: float, work_s: float, fresh_start_s: float = 0.
 
     def expected_s(start_s: float) -> float:
         points = np.linspace(start_s, start_s + work_s, 4001)
-        gone = np.asarray(life.gone(points))
-        alive = 1.0 - float(gone[0])
+        lost = np.asarray(life.cdf(points))
+        alive = 1.0 - float(lost[0])
         if alive <= 0:
             return math.inf
         middle = (points[1:] + points[:-1]) / 2 - start_s
-        return work_s + float(np.dot(middle, np.diff(gone))) / alive
+        return work_s + float(np.dot(middle, np.diff(lost))) / alive
 
     kept_s, fresh_s = expected_s(age_s), expected_s(0.0) + fresh_start_s
     return kept_s <= fresh_s, kept_s, fresh_s

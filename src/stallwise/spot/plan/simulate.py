@@ -1,8 +1,8 @@
-"""Monte Carlo: the job many times over, each time through other losses; and the same job through a recorded trace.
+"""Monte Carlo: the job many times over, each time with other losses; and the same job through a recorded trace.
 
 Replays are numbered and each has its own stream of random numbers, so that the outcome depends on the seed alone and
-not on how many threads share the work. Machines are lost independently of each other; where whole zones lose machines
-together, replay a trace of that zone.
+not on the number of threads. Machines are lost independently of each other; where whole zones lose machines together,
+replay a trace of that zone.
 """
 
 import math
@@ -14,14 +14,14 @@ from typing import Any, Literal
 import numpy as np
 
 from stallwise.errors import InputError
-from stallwise.spot.lifetimes.log import Floats, Trace
-from stallwise.spot.plan.closed import Work
-from stallwise.spot.plan.fleet import ON_LOSS, REPLACEMENTS, Fleet, OnLoss, Replacement, lookups
-from stallwise.spot.plan.price import STATIC, Followed, PriceRule, Prices, followed
+from stallwise.spot.lifetimes.log import AvailabilityTrace, Floats
+from stallwise.spot.plan.closed import JobWork
+from stallwise.spot.plan.fleet import ON_LOSS, REPLACEMENTS, OnLoss, Replacement, SpotFleet, lookups
+from stallwise.spot.plan.prices import STATIC, PriceRule, PriceTrack, SpotPrices, follow_prices
 from stallwise.units import SECONDS_PER_HOUR
 
-Policy = Literal["spot only", "greedy", "uniform progress"]
-POLICIES: tuple[Policy, ...] = ("spot only", "greedy", "uniform progress")
+OnDemandPolicy = Literal["spot only", "greedy", "uniform progress"]
+POLICIES: tuple[OnDemandPolicy, ...] = ("spot only", "greedy", "uniform progress")
 # A job that takes this many times its calm time is given up.
 _GIVE_UP = 100.0
 LEVEL = 0.8
@@ -31,33 +31,31 @@ _PER_THREAD = 100
 
 @dataclass(frozen=True)
 class Outcomes:
-    """What happened in each replay; a time is infinite where the job did not finish."""
+    """Results of each replay; a time is infinite where the job did not finish."""
 
     finish_s: Floats
     cost_usd: Floats
     losses: Floats
     redone_s: Floats
     on_demand_s: Floats
-    """At the end, after switching because of the deadline."""
+    """Time on on-demand machines at the end, after switching because of the deadline."""
 
     def __len__(self) -> int:
         return len(self.finish_s)
 
     @property
     def finished(self) -> float:
-        """The part of the replays that finished."""
+        """Fraction of the replays that finished."""
         return float(np.isfinite(self.finish_s).mean())
 
-    def time(self, level: float = LEVEL) -> "Spread":
-        """Finish."""
-        return spread(self.finish_s, level)
+    def time(self, level: float = LEVEL) -> "OutcomeSpread":
+        return outcome_spread(self.finish_s, level)
 
-    def cost(self, level: float = LEVEL) -> "Spread":
-        """Dollars."""
-        return spread(self.cost_usd, level)
+    def cost(self, level: float = LEVEL) -> "OutcomeSpread":
+        return outcome_spread(self.cost_usd, level)
 
     def within(self, deadline_s: float | None = None, budget_usd: float | None = None) -> float:
-        """The part that meets the deadline and the budget."""
+        """Fraction of the replays that meet the deadline and the budget."""
         good = np.isfinite(self.finish_s)
         if deadline_s is not None:
             good &= self.finish_s <= deadline_s
@@ -67,8 +65,8 @@ class Outcomes:
 
 
 @dataclass(frozen=True, slots=True)
-class Spread:
-    """Mean, median and an interval that holds a given part of the outcomes."""
+class OutcomeSpread:
+    """Mean, median and an interval that holds a given fraction of the outcomes."""
 
     mean: float
     median: float
@@ -76,15 +74,15 @@ class Spread:
     high: float
 
 
-def spread(values: Floats, level: float = LEVEL) -> Spread:
-    """Quantiles that are outcomes themselves, because some may be infinite."""
+def outcome_spread(values: Floats, level: float = LEVEL) -> OutcomeSpread:
+    """Summarise values by quantiles that are values themselves, because some may be infinite."""
     low, median, high = np.quantile(values, [(1 - level) / 2, 0.5, (1 + level) / 2], method="nearest")
-    return Spread(float(values.mean()), float(median), float(low), float(high))
+    return OutcomeSpread(float(values.mean()), float(median), float(low), float(high))
 
 
 def simulate(
-    work: Work,
-    fleet: Fleet,
+    work: JobWork,
+    fleet: SpotFleet,
     *,
     replays: int = 10_000,
     seed: int = 1,
@@ -93,11 +91,11 @@ def simulate(
     least: int = 1,
     begin_s: float = 0.0,
     deadline_s: float | None = None,
-    prices: Prices | None = None,
+    prices: SpotPrices | None = None,
     rule: PriceRule = STATIC,
     threads: int | None = None,
 ) -> Outcomes:
-    """The job on the fleet, `replays` times. `work` is at the fleet's full speed.
+    """Simulate the job on the fleet `replays` times. `work` is at the fleet's full speed.
 
     With `prices` each replay begins at another moment of them, and the fleet follows `rule`; one kind of machine only.
 
@@ -105,37 +103,37 @@ def simulate(
     included ("Can't Be Late", Wu et al., NSDI 2024: the greedy policy). `least` machines are enough with *shrink* and
     *carry-on*.
     """
-    _check(work, on_loss)
+    _check_job(work, on_loss)
     calm_s = work.calm_s + begin_s
     limit_s = _GIVE_UP * calm_s
     spot_count = fleet.spot_machines
     base = fleet.groups[0][0].spot_usd_per_h
-    follow = followed(prices, rule, spot_count, base, replays, work.work_s)
+    follow = follow_prices(prices, rule, spot_count, base, replays, work.work_s)
     full, on_demand_size = fleet.speed, fleet.machines
     if prices is not None:
         fleet = _room_to_grow(fleet, rule)
     weights = np.array(fleet.speeds) / full
     kinds = [kind for kind, _, _ in fleet.groups]
-    life_s, life_gone = lookups([kind.life for kind in kinds], limit_s)
-    wait_s, wait_gone = lookups([kind.wait for kind in kinds], limit_s)
+    life_s, life_cdf = lookups([kind.life for kind in kinds], limit_s)
+    wait_s, wait_cdf = lookups([kind.wait for kind in kinds], limit_s)
     once_s = min(work.interval_s, work.work_s) + work.save_s + work.provision_s + work.restart_s
     fixed = (
-        np.array([part for _, spot, od in fleet.groups for part in [True] * spot + [False] * od]),
+        np.array([is_spot for _, spot, od in fleet.groups for is_spot in [True] * spot + [False] * od]),
         np.array([i for i, (_, spot, od) in enumerate(fleet.groups) for _ in range(spot + od)]),
         weights,
         np.array([kind.spot_usd_per_h for kind in kinds]) / SECONDS_PER_HOUR,
         np.array([kind.usd_per_h for kind in kinds]) / SECONDS_PER_HOUR,
         fleet.other_usd_per_h / SECONDS_PER_HOUR,
         life_s,
-        life_gone,
+        life_cdf,
         np.array([kind.age_s for kind in kinds], dtype=np.float64),
-        np.array([float(kind.life.gone(kind.age_s)) if kind.age_s else 0.0 for kind in kinds]),
+        np.array([float(kind.life.cdf(kind.age_s)) if kind.age_s else 0.0 for kind in kinds]),
         wait_s,
-        wait_gone,
+        wait_cdf,
         follow.at_s,
         follow.relative,
         follow.paid_s,
-        follow.wanted,
+        follow.sizes,
         follow.starts_s,
         on_demand_size,
         float(begin_s),
@@ -152,22 +150,22 @@ def simulate(
         once_s,
         limit_s,
     )
-    from stallwise.spot.plan import kernels
+    from stallwise.spot.plan import _kernels as kernels
 
-    return _shared(lambda first, last, out: kernels.simulate(first, last, seed, *fixed, *out), replays, threads)
+    return _in_threads(lambda first, last, out: kernels.simulate(first, last, seed, *fixed, *out), replays, threads)
 
 
-def _room_to_grow(fleet: Fleet, rule: PriceRule) -> Fleet:
-    """The fleet at its largest; which machines of it are held is the rule's."""
+def _room_to_grow(fleet: SpotFleet, rule: PriceRule) -> SpotFleet:
+    """Return the fleet at its largest; the rule decides which of its machines are held."""
     if len(fleet.groups) > 1:
-        raise InputError("Prices that move are for fleets of one kind of machine. Leave out --mix or --price-history.")
+        raise InputError("Prices that move are for fleets of one kind of machine.", fields=("mix", "price_history"))
     kind, spot, on_demand = fleet.groups[0]
     return replace(fleet, groups=((kind, rule.most_of(spot), on_demand),))
 
 
 def replay(
-    work: Work,
-    trace: Trace,
+    work: JobWork,
+    trace: AvailabilityTrace,
     machines: int,
     starts_s: Floats,
     *,
@@ -176,24 +174,24 @@ def replay(
     other_usd_per_h: float = 0.0,
     on_loss: OnLoss = "wait",
     least: int = 1,
-    policy: Policy = "spot only",
+    policy: OnDemandPolicy = "spot only",
     deadline_s: float | None = None,
-    prices: Prices | None = None,
+    prices: SpotPrices | None = None,
     rule: PriceRule = STATIC,
     price_starts_s: Floats | None = None,
     threads: int | None = None,
 ) -> Outcomes:
-    """The job started at each moment of a recorded trace; infinite where the trace ends before it does.
+    """Start the job at each of `starts_s` in a recorded trace; infinite where the trace ends before it does.
 
     Prices, where given, run on their own clock: each start has its moment of them (by default evenly over the series).
     The fleet holds what there is, up to `machines`; with *shrink* it grows and shrinks with availability (dynamic),
     with *wait* it trains only when whole (static). Start-up counts from each start.
     """
-    _check(work, on_loss)
+    _check_job(work, on_loss)
     if policy != "spot only" and deadline_s is None:
         raise InputError(f"The policy {policy} needs a deadline.")
     base = spot_usd_per_h or 1.0
-    price = followed(prices, rule, machines, base, len(starts_s), work.work_s)
+    price = follow_prices(prices, rule, machines, base, len(starts_s), work.work_s)
     if on_loss == "carry-on":
         lag_s = work.provision_s + work.restart_s
         trace, price = delayed(trace, lag_s), _delayed_price(price, lag_s)
@@ -211,7 +209,7 @@ def replay(
         other_usd_per_h / hour,
         price.at_s,
         price.relative,
-        price.wanted,
+        price.sizes,
         price.starts_s if price_starts_s is None else np.asarray(price_starts_s, dtype=np.float64),
         float(work.work_s),
         float(min(work.interval_s, work.work_s)),
@@ -224,24 +222,24 @@ def replay(
         POLICIES.index(policy),
         math.inf if deadline_s is None else float(deadline_s),
     )
-    from stallwise.spot.plan import kernels
+    from stallwise.spot.plan import _kernels as kernels
 
-    return _shared(lambda first, last, out: kernels.replay(first, last, *fixed, *out), len(starts_s), threads)
+    return _in_threads(lambda first, last, out: kernels.replay(first, last, *fixed, *out), len(starts_s), threads)
 
 
-def _delayed_price(price: Followed, lag_s: float) -> Followed:
-    """Machines taken because they became cheap train `lag_s` later, too; those let go are gone at once."""
+def _delayed_price(price: PriceTrack, lag_s: float) -> PriceTrack:
+    """Delay machines that are taken because they became cheap by `lag_s`, too; those let go leave at once."""
     if len(price.at_s) == 1:
         return price
-    late = delayed(Trace(price.at_s, price.wanted, float(price.at_s[-1]) + lag_s), lag_s)
+    late = delayed(AvailabilityTrace(price.at_s, price.sizes, float(price.at_s[-1]) + lag_s), lag_s)
     place = np.searchsorted(price.at_s, late.at_s, side="right") - 1
     relative = price.relative[place]
     paid_s = np.concatenate([[0.0], np.cumsum(relative[:-1] * np.diff(late.at_s))])
-    return Followed(late.at_s, relative, paid_s, late.counts, price.starts_s)
+    return PriceTrack(late.at_s, relative, paid_s, late.counts, price.starts_s)
 
 
-def delayed(trace: Trace, lag_s: float) -> Trace:
-    """The trace of machines that train: each counts from `lag_s` after it came."""
+def delayed(trace: AvailabilityTrace, lag_s: float) -> AvailabilityTrace:
+    """Trace of machines that train: each counts from `lag_s` after it came."""
     moments = np.unique(np.concatenate([trace.at_s, trace.at_s + lag_s]))
     moments = moments[moments <= trace.end_s]
     # A moment plus the lag less the lag may lie a rounding error before the moment, where the machine is not there yet.
@@ -251,15 +249,15 @@ def delayed(trace: Trace, lag_s: float) -> Trace:
     return replace(trace, at_s=moments, counts=counts)
 
 
-def _check(work: Work, on_loss: OnLoss) -> None:
+def _check_job(work: JobWork, on_loss: OnLoss) -> None:
     if work.work_s <= 0 or work.interval_s <= 0 or min(work.save_s, work.provision_s, work.restart_s) < 0:
-        raise InputError("A job needs work and an interval above 0, and times to save and start that are not negative.")
+        raise InputError("A job needs work and an interval above 0, and times to save and start of at least 0.")
     if on_loss not in ON_LOSS:
-        raise InputError(f"What to do on a loss is one of {', '.join(ON_LOSS)}, not {on_loss!r}.")
+        raise InputError(f"on_loss must be one of {', '.join(ON_LOSS)}, got {on_loss!r}.", fields=("on_loss",))
 
 
-def _shared(run: Any, count: int, threads: int | None) -> Outcomes:
-    """Replays in equal parts over threads; the compiled loops let go of the interpreter's lock."""
+def _in_threads(run: Any, count: int, threads: int | None) -> Outcomes:
+    """Run replays in equal parts on threads; the compiled loops release the interpreter's lock."""
     out = tuple(np.empty(count) for _ in range(5))
     parts = max(1, min(threads or os.cpu_count() or 1, count // _PER_THREAD))
     edges = [count * i // parts for i in range(parts + 1)]

@@ -1,6 +1,6 @@
 // The page: asks the server, puts the answers where they belong. It works nothing out by itself.
 
-import { bar, distribution, front, legend, make, number, overTime, scaling, stair, table, timeline } from '/static/draw.js';
+import { bar, distribution, front, legend, make, number, overTime, scaling, stair, table, timeline } from './draw.js';
 
 const view = document.getElementById('view');
 const trouble = document.getElementById('trouble');
@@ -56,7 +56,7 @@ let figuresAsked = 0;
 
 async function list() {
   const mine = ++figuresAsked;
-  const found = await ask('/api/runs');
+  const found = await ask('api/runs');
   document.getElementById('folder').textContent = found.folder;
   const chosen = new Set();
   const button = make('button', { type: 'button', disabled: true, onclick: () => { location.hash = to('compare', ...chosen); } }, 'Compare two runs');
@@ -104,7 +104,7 @@ async function fill(cells, mine) {
   for (let at = 0; at < cells.length && mine === figuresAsked; at += 20) {
     const some = cells.slice(at, at + 20);
     let found;
-    try { found = await ask('/api/figures', { run: some.map(([key]) => key) }); } catch { return; }
+    try { found = await ask('api/figures', { run: some.map(([key]) => key) }); } catch { return; }
     for (const [key, later] of some) {
       const one = found[key] || {};
       later.step.textContent = one.step || 'unknown';
@@ -121,7 +121,7 @@ async function fill(cells, mine) {
 const TABS = [['Where the time goes', 'time'], ['What if', 'whatif'], ['What to rent', 'rent']];
 
 async function run(key, tab = 'time') {
-  const facts = await ask('/api/run', { run: key });
+  const facts = await ask('api/run', { run: key });
   const tabs = make('div', { class: 'tabs', role: 'tablist', 'aria-label': 'Views' }, ...TABS.map(([name, word]) =>
     make('button', { type: 'button', role: 'tab', id: `tab-${word}`, 'aria-controls': 'panel', 'aria-selected': String(word === tab), tabindex: word === tab ? 0 : -1,
       onclick: () => { location.hash = to('run', key, word); }, onkeydown: (event) => step(event, word) }, name)));
@@ -137,7 +137,7 @@ async function run(key, tab = 'time') {
     facts.partial ? make('p', { class: 'partial' }, facts.partial) : null, tabs, panel);
   if (tab === 'whatif') await whatif(key, facts, panel);
   else if (tab === 'rent') rent(key, panel);
-  else panel.append(make('iframe', { src: link('/report/profile', { run: key }), title: `Report of ${key}`, sandbox: '' }));
+  else panel.append(make('iframe', { src: link('report/profile', { run: key }), title: `Report of ${key}`, sandbox: '' }));
   dispatchEvent(new Event('stallwise-shown'));
 }
 
@@ -161,7 +161,7 @@ function slider(name, label, low, high, value, words, extra = '') {
 
 async function whatif(key, facts, panel) {
   if (!facts.whatif) { panel.append(make('p', { class: 'error' }, facts.why)); return; }
-  instances = instances || await ask('/api/instances');
+  instances = instances || await ask('api/instances');
   const own = facts.whatif, kept = position[key] || {};
   const nearest = (values, wanted) => Math.max(0, values.findIndex((value) => value === wanted));
   // What a run or a fleet has is on the slider, whatever it is.
@@ -244,7 +244,7 @@ async function whatif(key, facts, panel) {
     const began = performance.now();
     let found = null;
     try {
-      found = await ask('/api/whatif', { ...busy, quick: busy.spot });
+      found = await ask('api/whatif', { ...busy, quick: busy.spot });
       draw(found, busy, performance.now() - began);
     } catch (error) {
       if (error instanceof Stale) return;
@@ -261,7 +261,7 @@ async function whatif(key, facts, panel) {
     if (found?.rough) {
       const began = performance.now();
       try {
-        const exact = await ask('/api/whatif', asked);
+        const exact = await ask('api/whatif', asked);
         if (mine !== wait || busy) return;
         draw(exact, asked, performance.now() - began);
       } catch (error) {
@@ -281,7 +281,7 @@ async function whatif(key, facts, panel) {
   async function draw_curve(mine) {
     if (machine.value !== '') { curve.replaceChildren(); return; }
     try {
-      const found = await ask('/api/curve', query());
+      const found = await ask('api/curve', query());
       if (mine !== wait || busy) return;
       curve.replaceChildren(make('h2', {}, 'More GPUs'), found.points.length > 1 ? scaling(found) : '', found.ends ? make('p', { class: 'dim' }, found.ends) : '');
     } catch { if (mine === wait && !busy) curve.replaceChildren(); }
@@ -290,8 +290,8 @@ async function whatif(key, facts, panel) {
     spoken.textContent = `Predicted step ${found.step.shown}${found.time ? `, job ${found.time.shown}` : ''}${found.cost ? `, ${found.cost.shown}` : ''}.`;
     answer.replaceChildren(...answered(found), make('p', { class: 'dim' }, `Answered in ${Math.round(took)} ms${found.rough ? ' from a few replays; the rest follows' : ''}.`),
       make('div', { class: 'row' }, asked.instance
-        ? make('a', { href: link('/skypilot/fleet', asked), download: 'task.yaml' }, 'Download the SkyPilot file')
-        : make('a', { href: link('/report/whatif', asked), download: 'whatif.html' }, 'Download this as a page')));
+        ? make('a', { href: link('skypilot/fleet', asked), download: 'task.yaml' }, 'Download the SkyPilot file')
+        : make('a', { href: link('report/whatif', asked), download: 'whatif.html' }, 'Download this as a page')));
     answer.dataset.step = found.step.s;
   }
   for (const input of controls.querySelectorAll('input, select')) input.addEventListener('input', update);
@@ -323,12 +323,12 @@ function answered(found) {
     make('p', { class: 'dim legend' }, ...legend(found.timeline)),
     make('p', { class: 'dim' }, 'When each part of the step runs; the line under a lane is the critical path. ', found.timeline.words),
     make('div', { class: `verdict ${KINDS[found.binds] || ''}` },
-      make('p', {}, make('strong', {}, 'Binds: '), `${found.binds}, ${found.share}`), make('p', {}, make('strong', {}, 'Critical path: '), found.critical),
+      make('p', {}, make('strong', {}, 'Bound by: '), found.bound), make('p', {}, make('strong', {}, 'Critical path: '), found.critical),
       found.as_it_is ? make('p', {}, make('strong', {}, 'As it is: '), found.as_it_is) : null,
-      ...found.facts.map(([name, words]) => make('p', {}, make('strong', {}, `${name}: `), words))),
+      ...found.facts.map(([name, words]) => make('p', {}, make('strong', {}, `${name[0].toUpperCase()}${name.slice(1)}: `), words))),
     found.command ? make('code', { class: 'command', tabindex: 0, role: 'region', 'aria-label': 'The same on the command line' }, found.command)
       : make('p', { class: 'dim' }, 'recommend takes machines as they are listed; with another link or cache it has no such answer.'),
-    found.assumed.length ? make('details', {}, make('summary', {}, 'Taken for granted'), make('ul', {}, ...found.assumed.map((one) => make('li', {}, one)))) : null,
+    found.assumed.length ? make('details', {}, make('summary', {}, 'Assumed'), make('ul', {}, ...found.assumed.map((one) => make('li', {}, one)))) : null,
   ].filter(Boolean);
 }
 
@@ -344,7 +344,7 @@ function rent(key, panel) {
     field('cloud', 'Cloud', 'text'), field('gpu', 'GPU', 'text'), field('max_nodes', 'Machines at most'),
     make('label', { class: 'check' }, make('input', { name: 'spot', type: 'checkbox', value: 1, checked: Boolean(kept.spot) }), ' also spot, mean life in hours'),
     make('input', { name: 'mean_life_h', type: 'number', min: 0, step: 'any', value: kept.mean_life_h || 12, 'aria-label': 'mean life of a spot machine in hours' }),
-    make('label', {}, 'Batch', make('select', { name: 'batch' }, make('option', { value: '' }, 'of all together stays'), make('option', { value: 'scaled', selected: kept.batch === 'scaled' }, 'each GPU keeps its own'))),
+    make('label', {}, 'Batch', make('select', { name: 'batch' }, make('option', { value: '' }, 'each GPU keeps its own, 8 times as many in all at most'), make('option', { value: 'scaled', selected: kept.batch === 'scaled' }, 'each GPU keeps its own, without limit'))),
     make('button', {}, 'Ask'));
   const place = make('div', { 'aria-live': 'polite' });
   panel.append(form, place);
@@ -353,13 +353,13 @@ function rent(key, panel) {
     if (!query.spot) delete query.mean_life_h;
     wishes[key] = query;
     place.replaceChildren(make('p', { class: 'dim' }, 'Looking at every fleet …'));
-    try { draw(await ask('/api/recommend', query), query); } catch (error) { place.replaceChildren(make('p', { class: 'error', role: 'alert' }, error.message)); }
+    try { draw(await ask('api/recommend', query), query); } catch (error) { place.replaceChildren(make('p', { class: 'error', role: 'alert' }, error.message)); }
   }
   function draw(found, query) {
-    const sky = (row, at) => make('a', { href: link('/skypilot', at === null ? query : { ...query, place: at }), download: 'task.yaml' }, 'SkyPilot', make('span', { class: 'visually-hidden' }, ` file of ${row.fleet}`));
+    const sky = (row, at) => make('a', { href: link('skypilot', at === null ? query : { ...query, place: at }), download: 'task.yaml' }, 'SkyPilot', make('span', { class: 'visually-hidden' }, ` file of ${row.fleet}`));
     const slide = (row) => make('button', { type: 'button', onclick: () => {
       position[key] = { ...(position[key] || {}), instance: row.instance, nodes: row.nodes, used: row.used, spot: row.spot, samples: query.samples,
-        batch: query.batch === 'scaled' ? '' : 'kept', life: +query.mean_life_h || 12 };
+        batch: '', life: +query.mean_life_h || 12 };
       location.hash = to('run', key, 'whatif');
     } }, 'sliders', make('span', { class: 'visually-hidden' }, ` at ${row.fleet}`));
     const picked = found.pick ? found.pick.place : null;
@@ -367,9 +367,9 @@ function rent(key, panel) {
       sky(row, at === picked ? null : at), slide(row)]);
     place.replaceChildren(
       make('div', { class: 'verdict compute' }, make('p', {}, make('strong', {}, found.verdict)), found.impossible ? make('p', {}, found.impossible) : '', ...found.now.map((one) => make('p', {}, `Now: ${one}`)), make('p', { class: 'dim' }, `Prices ${found.prices}.`)),
-      found.pick ? make('p', {}, make('a', { id: 'sky', href: link('/skypilot', query), download: 'task.yaml' }, `Download the SkyPilot file of ${found.pick.fleet}`), ' · ', make('a', { href: link('/report/recommend', query), download: 'recommend.html' }, 'this as a page')) : '',
+      found.pick ? make('p', {}, make('a', { id: 'sky', href: link('skypilot', query), download: 'task.yaml' }, `Download the SkyPilot file of ${found.pick.fleet}`), ' · ', make('a', { href: link('report/recommend', query), download: 'recommend.html' }, 'this as a page')) : '',
       found.points.length ? front(found, found.pick) : '',
-      rows.length ? table('The front: nothing that can be rented is both quicker and cheaper.', ['fleet', 'GPUs', 'where', make('th', { scope: 'col', class: 'n' }, 'time'), make('th', { scope: 'col', class: 'n' }, 'cost'), make('th', { scope: 'col', class: 'n' }, '80 %'), 'binds', 'launch', 'try'], rows) : '',
+      rows.length ? table('The front: nothing that can be rented is both faster and cheaper.', ['fleet', 'GPUs', 'where', make('th', { scope: 'col', class: 'n' }, 'time'), make('th', { scope: 'col', class: 'n' }, 'cost'), make('th', { scope: 'col', class: 'n' }, '80 %'), 'binds', 'launch', 'try'], rows) : '',
       found.lost.length ? table('Why others lost', ['fleet', make('th', { scope: 'col', class: 'n' }, 'time'), make('th', { scope: 'col', class: 'n' }, 'cost'), 'why'], found.lost.map((one) => [one.fleet, number(one.time), number(one.cost), make('td', { class: 'words' }, one.why)])) : '',
       make('code', { class: 'command', tabindex: 0, role: 'region', 'aria-label': 'The same on the command line' }, found.command),
       make('ul', {}, ...[...found.warnings, ...found.assumed].map((one) => make('li', {}, one))));
@@ -380,7 +380,7 @@ function rent(key, panel) {
 // --- two runs -------------------------------------------------------------------------------------------------------
 
 async function compare(a, b) {
-  const found = await ask('/api/compare', { a, b });
+  const found = await ask('api/compare', { a, b });
   const split = (name, parts) => [name, make('td', { class: 'chart' }, bar(parts.map((part) => ({ share: part.share, kind: part.name })))),
     make('td', { class: 'words' }, parts.map((part) => `${part.name} ${part.shown} (${part.percent})`).join(', ') || 'unknown')];
   show(`${a} and ${b}`,
@@ -394,7 +394,7 @@ async function compare(a, b) {
 // --- simulations ----------------------------------------------------------------------------------------------------
 
 async function simulation(key) {
-  const found = await ask('/api/simulation', { file: key });
+  const found = await ask('api/simulation', { file: key });
   let setting = 0, by = found.columns[0].key, down = false;
   const place = make('div');
   const choice = make('select', { id: 'setting', onchange: () => { setting = +choice.value; draw(); } }, ...found.settings.map((one, at) => make('option', { value: at }, one.name)));
@@ -419,7 +419,7 @@ async function jobs(key) {
   let query = { file: key, case: 0, by: 'arrival_s', offset: 0 };
   const place = make('div');
   async function draw() {
-    const found = await ask('/api/jobs', query);
+    const found = await ask('api/jobs', query);
     const choice = make('select', { id: 'case', onchange: () => move({ case: +choice.value, offset: 0 }) }, ...found.cases.map((one, at) => make('option', { value: at, selected: at === found.case }, one)));
     const head = (name) => make('th', { scope: 'col', class: name === 'job_id' ? null : 'n', 'aria-sort': name === query.by ? (query.down ? 'descending' : 'ascending') : 'none' },
       make('button', { type: 'button', onclick: () => move({ by: name, down: query.by === name && !query.down ? 1 : null, offset: 0 }) }, name));

@@ -1,0 +1,1 @@
+"""The data path: loader workers, caches and the object store."""

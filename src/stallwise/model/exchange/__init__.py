@@ -1,0 +1,1 @@
+"""Exchange of gradients: costs of collectives on links, which messages a step sends, and how they overlap compute."""

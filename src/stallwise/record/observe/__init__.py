@@ -1,0 +1,1 @@
+"""What is measured without changing the job: loader workers, layers, model features, collectives, torch's trace."""

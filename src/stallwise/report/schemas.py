@@ -1,0 +1,81 @@
+"""JSON Schemas of the documents, generated from the types of the result or of `report/_documents.py`.
+
+`python -m stallwise.report.schemas` prints them; `docs/json-schemas.json` is that text.
+"""
+
+import sys
+from pathlib import PurePath
+from typing import Any
+
+import msgspec
+
+from stallwise.analysis.compare import Comparison, RunSummary
+from stallwise.analysis.profile import Profile
+from stallwise.analysis.traces.view import TraceView
+from stallwise.cloud.study import MachineStudy
+from stallwise.data.cache.cache import CacheStat
+from stallwise.data.cache.verify import CacheCheck
+from stallwise.data.tools.bench import BenchResult
+from stallwise.data.tools.plan import DataPlan
+from stallwise.deflate.act import DeflationResult
+from stallwise.deflate.journal import DeflationRecord
+from stallwise.deflate.response import Outlook
+from stallwise.hardware.imports import CatalogImport
+from stallwise.hardware.machine import MachineRecord
+from stallwise.machine.doctor import Diagnosis
+from stallwise.report._documents import DOCUMENTS
+from stallwise.report.json import document_name
+
+RESULTS: tuple[type, ...] = (
+    BenchResult,
+    CacheCheck,
+    CacheStat,
+    CatalogImport,
+    Comparison,
+    DataPlan,
+    DeflationRecord,
+    DeflationResult,
+    Diagnosis,
+    MachineRecord,
+    MachineStudy,
+    Outlook,
+    Profile,
+    RunSummary,
+    TraceView,
+)
+
+
+def json_schemas() -> dict[str, Any]:
+    """The schema of each document by its name, and the definitions that they share."""
+    types = {document_name(result): result for result in RESULTS} | DOCUMENTS
+    schemas, definitions = msgspec.json.schema_components(
+        types.values(), schema_hook=_custom, ref_template="#/$defs/{name}"
+    )
+    documents = dict(zip(types, schemas, strict=True))
+    described: dict[str, Any] = _nullable({"documents": documents, "$defs": definitions})
+    return described
+
+
+def _custom(custom: type) -> dict[str, Any]:
+    if issubclass(custom, PurePath):
+        return {"type": "string"}
+    raise NotImplementedError(custom)
+
+
+def _nullable(schema: Any) -> Any:
+    """The schema with null wherever a number may be: what is not finite or not known is written as null."""
+    if isinstance(schema, list):
+        return [_nullable(one) for one in schema]
+    if not isinstance(schema, dict):
+        return schema
+    nullable = {key: _nullable(value) for key, value in schema.items()}
+    return nullable | {"type": ["number", "null"]} if nullable.get("type") == "number" else nullable
+
+
+def schemas_text() -> str:
+    """The schemas as JSON text."""
+    return msgspec.json.format(msgspec.json.encode(json_schemas(), order="sorted"), indent=1).decode() + "\n"
+
+
+if __name__ == "__main__":
+    sys.stdout.write(schemas_text())

@@ -1,0 +1,117 @@
+"""JSON documents: schemas, errors, and text that cannot move a terminal's cursor."""
+
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from stallwise.report._documents import DOCUMENTS
+from stallwise.report.json import document_name, to_json
+from stallwise.report.schemas import RESULTS, json_schemas, schemas_text
+from tests.conftest import ROOT, Cli, needs
+
+RUN = str(ROOT / "examples" / "runs" / "images")
+
+
+def test_the_published_schemas_are_current() -> None:
+    published = (ROOT / "docs" / "json-schemas.json").read_text()
+    assert published == schemas_text(), "python -m stallwise.report.schemas > docs/json-schemas.json"
+
+
+def test_every_result_has_a_schema_by_its_name() -> None:
+    schemas = json_schemas()
+    assert set(schemas["documents"]) == {document_name(result) for result in RESULTS} | set(DOCUMENTS)
+    assert schemas["$defs"]["RunSummary"]["properties"]["run_id"] == {"type": "string"}
+
+
+@pytest.mark.parametrize(
+    ("arguments", "name"),
+    [
+        (("report", RUN, "--detail"), "run-summary"),
+        (("compare", RUN, RUN), "comparison"),
+        (("report", RUN, "--html", "report.html"), "profile"),
+        (("doctor",), "diagnosis"),
+        (("deflate", RUN), "outlook"),
+        (("whatif", RUN), "whatif"),
+        (("whatif", RUN, "--gpu", "H100", "--gpus", "16", "--nodes", "2", "--network", "100gbit"), "whatif"),
+        (("predict", RUN, "--instance", "p5.48xlarge", "--epochs", "3", "--price", "30usd"), "predict"),
+        (("predict", RUN, "--gpu", "H100", "--batch", "100000x"), "predict"),
+        (("recommend", RUN, "--samples", "1e6", "--gpu", "T4", "--deadline", "12h"), "recommend"),
+        (("recommend", RUN, "--samples", "1e6", "--gpu", "T4", "--spot", "--mean-life", "9h"), "recommend"),
+        (("recommend", RUN, "--samples", "1e9", "--gpu", "T4", "--budget", "1usd"), "recommend"),
+        (("simulate", "jobs.csv", "--cluster", "machines=2,gpus=4", "--policy", "fifo,las"), "simulate"),
+    ],
+)
+def test_documents_have_the_keys_of_their_schema(
+    arguments: tuple[str, ...], name: str, ask: Cli, tmp_path: Path
+) -> None:
+    if name == "simulate":
+        needs("numba")
+        (tmp_path / "jobs.csv").write_text("job_id,submit_s,gpus,duration_s\n1,0,2,60\n2,5,4,90\n")
+        arguments = ("simulate", str(tmp_path / "jobs.csv"), *arguments[2:])
+    document = json.loads(ask(*arguments, "--json").stdout)
+    assert document.pop("schema") == {"name": f"stallwise/{name}", "version": 1}
+    _check(document, json_schemas()["documents"][name], json_schemas()["$defs"], name)
+
+
+_KINDS: dict[str, type] = {"string": str, "integer": int, "boolean": bool}
+
+
+def _check(value: Any, schema: dict[str, Any], definitions: dict[str, Any], where: str) -> None:
+    """The little of JSON Schema that these documents need."""
+    if "$ref" in schema:
+        schema = definitions[schema["$ref"].rpartition("/")[2]]
+    if "anyOf" in schema:
+        if value is None:
+            assert any(one.get("type") == "null" for one in schema["anyOf"]), where
+        else:
+            _check(value, next(one for one in schema["anyOf"] if one.get("type") != "null"), definitions, where)
+    elif "properties" in schema:
+        assert set(value) <= set(schema["properties"]), where
+        assert set(schema.get("required", ())) <= set(value), where
+        for key, inner in value.items():
+            _check(inner, schema["properties"][key], definitions, f"{where}.{key}")
+    elif schema.get("type") == "array" and isinstance(schema.get("items"), dict):
+        for inner in value:
+            _check(inner, schema["items"], definitions, f"{where}[]")
+    elif schema.get("type") == ["number", "null"]:
+        assert value is None or isinstance(value, int | float), where
+    elif isinstance(schema.get("additionalProperties"), dict):
+        for key, inner in value.items():
+            _check(inner, schema["additionalProperties"], definitions, f"{where}.{key}")
+    elif schema.get("type") in _KINDS and "enum" not in schema:
+        assert isinstance(value, _KINDS[schema["type"]]), where
+
+
+@pytest.mark.parametrize("arguments", [("whatif", RUN), ("recommend", RUN, "--samples", "1e6", "--gpu", "T4")])
+def test_answers_name_their_schema_first(arguments: tuple[str, ...], ask: Cli) -> None:
+    document = json.loads(ask(*arguments, "--json").stdout)
+    assert next(iter(document)) == "schema"
+    assert document["schema"] == {"name": f"stallwise/{arguments[0]}", "version": 1}
+
+
+def test_an_error_is_json_where_the_answer_was_to_be(ask: Cli, tmp_path: Path) -> None:
+    done = ask(
+        "predict", RUN, "--gpu", "H100", "--samples", "9", "--epoch-samples", "3", "--epochs", "3", "--json", code=2
+    )
+    assert done.stderr.startswith("stallwise: ")
+    document = json.loads(done.stdout)
+    assert document["schema"]["name"] == "stallwise/error"
+    assert "not both" in document["error"]["message"]
+    assert document["error"]["options"] == ["--samples", "--epochs", "--epoch-samples"]
+    assert (document["error"]["code"], document["error"]["exit_code"]) == ("input", 2)
+    assert ask("whatif", str(tmp_path / "nowhere"), code=2).stdout == "", "not without --json"
+
+
+def test_a_no_has_one_document(ask: Cli) -> None:
+    done = ask("recommend", RUN, "--samples", "2e7", "--gpu", "T4", "--deadline", "1min", "--json", code=1)
+    document = json.loads(done.stdout)
+    assert (document["code"], document["pick"]) == ("impossible", None)
+    assert "error" not in document
+
+
+def test_json_shows_control_characters_as_escapes() -> None:
+    text = to_json({"name": "a\x1b[2J\x9b31m\u202eb"})
+    assert all(letter.isprintable() or letter == "\n" for letter in text)
+    assert json.loads(text)["name"] == "a\x1b[2J\x9b31m\u202eb"
