@@ -170,7 +170,8 @@ def test_a_keeper_that_is_killed_is_replaced_and_gives_everything_back(killed: s
             """Until others are there in their place: a process that was killed dies when it gets a core."""
             for one in these:
                 os.kill(one, signal.SIGKILL)
-            until(lambda: len(now := everyone(first.keeper)) == 2 and not these & now)  # one look: it may die between two
+            # One look at a time: a victim that dies between two would hide that nobody has replaced it yet.
+            until(lambda: len(now := everyone(first.keeper)) == 2 and not these & now)
 
         kill_and_wait(victims)
         if killed == "one after the other":

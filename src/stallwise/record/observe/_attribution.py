@@ -21,6 +21,7 @@ import torch
 from stallwise.analysis.idle_time import AttributedTime, Stretch, attribute, device_moment, sampled_time, timeline_of
 from stallwise.analysis.observed import COMPUTE, GC
 from stallwise.analysis.stacks import StackSample, sample_of, with_rollouts
+from stallwise.record.observe._contained import PhaseObserver
 from stallwise.record.observe._sampling import StackSampler, library_folders
 from stallwise.record.rank._schedule import LEAD_STEPS
 from stallwise.record.rank._steps import StepClock
@@ -32,7 +33,7 @@ _MARK = "stallwise#"
 _PARTS = 4  # a window is recorded in so many, which show how much they differ
 
 
-class ObservePhase:
+class ObservePhase(PhaseObserver):
     """One window: starts after the phase's first steps, and becomes rows of the `observed` table."""
 
     def __init__(self, clock: StepClock, writer: RankWriter, *, window: int, settle: int) -> None:
@@ -54,12 +55,6 @@ class ObservePhase:
         """Start the phase, which lasts `steps` steps."""
         if self._settle == 0:
             self._start()
-
-    def update_begins(self) -> None:
-        """Do nothing: an optimizer's step is seen in the stack."""
-
-    def update_ends(self) -> None:
-        """Do nothing: an optimizer's step is seen in the stack."""
 
     def step_ended(self, *, kept: bool) -> None:
         """Note the end of a step; the window starts after the settling steps."""

@@ -13,10 +13,12 @@ class PhaseObserver(Protocol):
         """Start, for a phase of `steps` steps."""
 
     def update_begins(self) -> None:
-        """Note that an optimizer steps."""
+        """Note that an optimizer steps; most observers need not."""
+        return
 
     def update_ends(self) -> None:
-        """Note that an optimizer has stepped."""
+        """Note that an optimizer has stepped; most observers need not."""
+        return
 
     def step_ended(self, *, kept: bool) -> None:
         """Note the end of a step."""

@@ -26,6 +26,7 @@ from torch.nn import Module, Parameter
 from torch.nn.parallel import DistributedDataParallel
 from torch.optim import Optimizer
 
+from stallwise.record.observe._contained import PhaseObserver
 from stallwise.record.observe._features import StepCounter, is_compiled, trained_roots
 from stallwise.record.rank._steps import StepClock, TimeMark, elapsed_s
 from stallwise.run.manifest import ModelRecord
@@ -442,7 +443,7 @@ def _is_leaf(module: Module) -> bool:
 _UNKNOWN = StepPasses(None, None, None, None, checkpointed=False)
 
 
-class LayerPhase:
+class LayerPhase(PhaseObserver):
     """Observes the layers phase: is told of each of its steps, and writes rows and the model record at its end."""
 
     def __init__(self, optimizers: Iterable[Optimizer], clock: StepClock, writer: RankWriter) -> None:

@@ -17,13 +17,14 @@ from torch.nn import Parameter
 from torch.nn.parallel import DistributedDataParallel
 from torch.optim import Optimizer
 
+from stallwise.record.observe._contained import PhaseObserver
 from stallwise.run.schema import NoiseRow
 from stallwise.run.writer import RankWriter
 
 _CHUNK_ELEMENTS = 8 << 20
 
 
-class NoisePhase:
+class NoisePhase(PhaseObserver):
     """Observes the phase: takes both norms at the last backward pass of every kept step."""
 
     def __init__(
@@ -41,7 +42,7 @@ class NoisePhase:
         self._failure: Exception | None = None
         self._chunk: torch.Tensor | None = None
 
-    def begin(self, _steps: int) -> None:
+    def begin(self, steps: int) -> None:
         """Wrap the backward pass, once every rank has the memory for its part; an error on all where one has not."""
         if self._group is not None:
             self._reserve()
@@ -60,12 +61,6 @@ class NoisePhase:
         self._group.allreduce([short]).wait()
         if short.item():
             raise RuntimeError(refusal or "another rank has too little memory")
-
-    def update_begins(self) -> None:
-        """Nothing to note: the optimizer may see clipped gradients."""
-
-    def update_ends(self) -> None:
-        """Nothing to note after an update."""
 
     def step_ended(self, *, kept: bool) -> None:
         """Keep the norms of a step; the steps before the first that is kept tell how many passes it has."""

@@ -12,6 +12,7 @@ from typing import Any, NamedTuple
 
 import torch
 
+from stallwise.record.observe._contained import PhaseObserver
 from stallwise.record.rank._steps import StepClock
 from stallwise.run.schema import SpanRow
 from stallwise.run.writer import RankWriter
@@ -32,7 +33,7 @@ class _Event(NamedTuple):
     bytes: int
 
 
-class TracePhase:
+class TracePhase(PhaseObserver):
     """Starts torch's profiler after the phase's first steps and turns its events into spans."""
 
     def __init__(self, clock: StepClock, writer: RankWriter, *, settle: int) -> None:
@@ -47,12 +48,6 @@ class TracePhase:
         """Start the phase, which lasts `steps` steps."""
         if self._settle == 0:
             self._start()
-
-    def update_begins(self) -> None:
-        """Do nothing: the profiler records optimizer steps itself."""
-
-    def update_ends(self) -> None:
-        """Do nothing: the profiler records optimizer steps itself."""
 
     def step_ended(self, *, kept: bool) -> None:
         """Note the end of a step; the profiler starts after the settling steps."""
