@@ -87,6 +87,23 @@ def _prctl(option: int, value: int) -> None:
         ctypes.CDLL(None).prctl(option, value)
 
 
+@contextlib.contextmanager
+def without_collection() -> Iterator[None]:
+    """Hold garbage collection off while another thread's frames are looked at.
+
+    CPython creates frame objects when they are asked for. If that starts a collection, a finalizer may let the other
+    thread run, and its frames be gone: the process crashes, or two threads wait for each other
+    (python/cpython#106883).
+    """
+    enabled = gc.isenabled()
+    gc.disable()
+    try:
+        yield
+    finally:
+        if enabled:
+            gc.enable()
+
+
 @functools.cache
 def keep_garbage_in_the_parent() -> None:
     """Never collect in a forked process (a loader's worker) what was garbage in this one.

@@ -12,13 +12,15 @@ import gc
 import random
 import sys
 import threading
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable
 from types import FrameType
 from typing import Any, Literal
 
 import psutil
 import torch
 from torch.optim import Optimizer
+
+from stallwise.record.processes import without_collection
 
 # An update in place of a parameter that no optimizer owns (an average of the weights) shows in its version.
 _UPDATED_VERSION = 5
@@ -290,17 +292,19 @@ class _ScriptObjects:
             self.schedulers.append(thing)
 
 
-def _variables() -> Iterator[dict[str, Any]]:
+def _variables() -> list[dict[str, Any]]:
     """Variables of the script's running functions, of all threads, and of its main module."""
-    frames: list[FrameType | None] = list(sys._current_frames().values())
-    frames.sort(key=lambda frame: frame is not sys._current_frames().get(threading.main_thread().ident or 0))
-    for thread in frames:
-        frame: FrameType | None = thread
-        while frame is not None:
-            if not frame.f_globals.get("__name__", "").startswith(("stallwise.", "threading", "importlib")):
-                yield dict(frame.f_locals)
-            frame = frame.f_back
-    yield dict(vars(sys.modules["__main__"]))
+    variables = []
+    with without_collection():
+        threads = sys._current_frames()
+        main = threads.pop(threading.main_thread().ident or 0, None)
+        for innermost in (main, *threads.values()):
+            frame: FrameType | None = innermost
+            while frame is not None:
+                if not frame.f_globals.get("__name__", "").startswith(("stallwise.", "threading", "importlib")):
+                    variables.append(dict(frame.f_locals))
+                frame = frame.f_back
+    return [*variables, dict(vars(sys.modules["__main__"]))]
 
 
 _NOT_THE_SCRIPTS = ("stallwise", "builtins", "torch", "numpy", "typing", "functools", "_thread", "threading", "logging")

@@ -7,7 +7,10 @@ import sysconfig
 import threading
 import time
 from collections import Counter
-from types import CodeType
+from collections.abc import Iterator
+from itertools import accumulate, chain, pairwise, repeat, starmap
+from operator import attrgetter, itemgetter
+from types import CodeType, FrameType
 from typing import Any
 
 import torch
@@ -16,6 +19,7 @@ from torch.nn import Module
 from torch.utils._pytree import tree_leaves
 
 from stallwise.analysis.stacks import StackFrame
+from stallwise.record.processes import without_collection
 
 _MOST_FRAMES = 80
 _MOST_SAMPLES = 20_000
@@ -23,6 +27,8 @@ _MOST_INPUTS = 200
 _SWITCH_S = 1e-4
 _CALL = Module._wrapped_call_impl.__code__
 _OUR_FOLDER = os.path.dirname(os.path.dirname(os.path.dirname(__file__))) + os.sep
+
+_CODE_AND_LINE = attrgetter("f_code", "f_lineno")
 
 RawStack = list[tuple[CodeType, int]]
 
@@ -74,23 +80,32 @@ class StackSampler:
 
     def _sample(self) -> None:
         while not self._stopped.wait(self._interval_s) and len(self._stacks) < _MOST_SAMPLES:
-            frame: Any = sys._current_frames().get(self._thread_id)
-            at_s = time.monotonic()
-            stack: RawStack = []
-            call: Any = None
-            while frame is not None and len(stack) < _MOST_FRAMES:
-                stack.append((frame.f_code, frame.f_lineno or 0))
-                if frame.f_code is _CALL:
-                    call = frame
-                frame = frame.f_back
-            self._stacks.append((at_s, stack))
-            if call is not None and call.f_back is not None and self.inputs.total() < _MOST_INPUTS:
-                self._note_input(call)
+            with without_collection():
+                stack: RawStack = []
+                with contextlib.suppress(AttributeError, KeyError):  # the outermost frame has none around it
+                    stack.extend(map(_CODE_AND_LINE, _frames(self._thread_id)))
+                self._stacks.append((time.monotonic(), [(code, line or 0) for code, line in stack]))
+                if self.inputs.total() < _MOST_INPUTS and any(code is _CALL for code, _ in stack):
+                    self._note_input()
 
-    def _note_input(self, call: Any) -> None:
+    def _note_input(self) -> None:
         """Keep the shape of the first tensor of the outermost module's call; where it has none yet, nothing."""
-        with contextlib.suppress(StopIteration, KeyError, RuntimeError):
+        frames: list[FrameType] = []
+        with contextlib.suppress(AttributeError, KeyError):
+            frames.extend(_frames(self._thread_id))
+        calls = [(frame, caller) for frame, caller in pairwise(frames) if caller is not None and frame.f_code is _CALL]
+        with contextlib.suppress(IndexError, StopIteration, KeyError, RuntimeError):
+            call, caller = calls[-1]
             values = call.f_locals
             tensor = next(leaf for leaf in tree_leaves((values["args"], values["kwargs"])) if isinstance(leaf, Tensor))
-            where = f"{call.f_back.f_code.co_filename.replace(os.sep, '/')}:{call.f_back.f_lineno}"
+            where = f"{caller.f_code.co_filename.replace(os.sep, '/')}:{caller.f_lineno}"
             self.inputs[where, (tuple(tensor.shape), not tensor.is_floating_point())] += 1
+
+
+def _frames(thread_id: int) -> Iterator[Any]:
+    """The frames of a thread, innermost first, ending in an AttributeError: the outermost has no frame around it.
+
+    Consumed by one call of C (`list.extend`), so that the thread cannot run on in the middle of its own stack.
+    """
+    innermost = map(itemgetter(thread_id), starmap(sys._current_frames, ((),)))
+    return accumulate(chain(innermost, repeat("f_back", _MOST_FRAMES - 1)), getattr)
