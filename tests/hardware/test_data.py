@@ -3,13 +3,15 @@
 import csv
 import datetime as dt
 from collections import Counter
+from pathlib import Path
 
 import pytest
 
 from stallwise.analysis.target import link_of_gpu
+from stallwise.errors import InputError
 from stallwise.hardware import Catalog
 from stallwise.hardware.catalog import SHIPPED
-from stallwise.hardware.gpu import PRECISIONS, pcie_bytes_per_s, peak_flop_per_s
+from stallwise.hardware.gpu import PRECISIONS, pcie_bytes_per_s, peak_flop_per_s, plain_name
 from stallwise.units import GB, GIB, TB
 
 REGIONS = {"aws": 22, "gcp": 34, "azure": 8, "lambda": 17}
@@ -26,6 +28,11 @@ def test_it_is_large_enough(catalog: Catalog) -> None:
     clouds = Counter(cloud for cloud, _ in catalog.instances)
     assert set(clouds) == set(REGIONS)
     assert sum(clouds.values()) >= 120
+
+
+def test_the_documentation_says_how_many_there_are(catalog: Catalog) -> None:
+    counts = f"{len(catalog.gpus)} GPUs, {len(catalog.instances)} instance types of "
+    assert counts in (Path(__file__).parents[2] / "docs/catalog.md").read_text()
 
 
 @pytest.mark.parametrize("cloud", REGIONS)
@@ -131,6 +138,49 @@ def test_peak_rates_keep_their_ratios(catalog: Catalog) -> None:
             assert rates["fp8"] == pytest.approx(2 * rates["fp16"], rel=0.02), gpu.name
         if rates["fp16"] is not None and rates["fp32"] is not None:
             assert rates["fp16"] > rates["fp32"]
+
+
+# Dense FP16 (on matrix units where there are some) over FP32, of the card of each generation that has most of it.
+FP16_OVER_FP32 = {
+    ("Pascal", "6.0"): 2,
+    ("Volta", "7.0"): 8,
+    ("Turing", "7.5"): 8,
+    ("Ampere", "8.0"): 16,
+    ("Ampere", "8.6"): 4,
+    ("Ada", "8.9"): 4,
+    ("Hopper", "9.0"): 14.8,
+    ("Blackwell", "10.0"): 31.3,
+    ("Blackwell Ultra", "10.3"): 31.3,
+    ("Blackwell", "12.0"): 4,
+    ("GCN 5", None): 2,
+    ("GCN 5.1", None): 2,
+    ("CDNA", None): 8,
+    ("CDNA 2", None): 8,
+    ("CDNA 3", None): 8,
+    ("CDNA 4", None): 16,
+}
+
+
+def test_no_rate_is_that_of_sparse_matrices(catalog: Catalog) -> None:
+    """A data sheet that shows twice the dense rate for all precisions keeps their ratios, but not the one to FP32."""
+    for gpu in catalog.gpus.values():
+        fp16, fp32 = peak_flop_per_s(gpu, "fp16"), peak_flop_per_s(gpu, "fp32")
+        if fp16 is not None and fp32 is not None:
+            generation = (gpu.architecture, gpu.compute_capability)
+            assert generation in FP16_OVER_FP32, f"{gpu.name}: {generation} is not in FP16_OVER_FP32; add its ratio"
+            assert fp16 / fp32 <= 1.03 * FP16_OVER_FP32[generation], f"{gpu.name}: is that a rate with sparsity?"
+
+
+def test_every_family_can_be_asked_for(catalog: Catalog) -> None:
+    """A family of one is that GPU; of several, the error names them."""
+    for family in {gpu.family for gpu in catalog.gpus.values()}:
+        names = catalog.gpu_names(family)
+        if len(names) == 1 or plain_name(family) in {plain_name(name) for name in catalog.gpus}:
+            assert catalog.gpu(family).name in catalog.gpus
+        elif catalog.gpu_of_label(family) is None:
+            with pytest.raises(InputError, match="is a family of several GPUs") as error:
+                catalog.gpu(family)
+            assert all(name in str(error.value) for name in names)
 
 
 def test_rates_are_dense_and_per_card(catalog: Catalog) -> None:

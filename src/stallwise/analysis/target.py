@@ -97,6 +97,7 @@ class Target:
     cached: float | None = None
     """Fraction of the dataset that is found in memory."""
     storage_speed: float | None = None
+    """Speed of storage as a factor of the measured one."""
     compute_speed: float | None = None
     """Speed of compute as a factor of the measured one, whatever the GPU."""
     overlap: Overlap | None = None

@@ -12,7 +12,7 @@ from functools import cached_property
 from pathlib import Path
 from typing import TypeVar
 
-from stallwise.errors import UnknownNameError
+from stallwise.errors import InputError, UnknownNameError
 from stallwise.hardware._tables import (
     COLUMNS,
     CatalogRow,
@@ -94,13 +94,17 @@ class Catalog:
         return tuple(sorted({o.region for o in self.offers if cloud in (None, o.instance.cloud)}))
 
     def gpu(self, name: str) -> Gpu:
-        """The GPU of that name (or label in SkyPilot); case, `-`, `_` and spaces do not matter."""
+        """The GPU of that name (label in SkyPilot, family of one); case, `-`, `_` and spaces do not matter."""
         gpu = self._gpu_by_plain.get(plain_name(name)) or self.gpu_of_label(name) or self.gpu_of_driver_name(name)
-        if gpu is None:
-            raise UnknownNameError(
-                "GPU", name, {*self.gpus, *self._families.values()}, listing="`stallwise catalog gpus` lists all."
-            )
-        return gpu
+        if gpu is not None:
+            return gpu
+        family = self._families.get(plain_name(name), ())
+        if len(family) == 1:
+            return family[0]
+        if family:
+            names = " or ".join(one.name for one in family)
+            raise InputError(f"{name} is a family of several GPUs. Name one: {names}.")
+        raise UnknownNameError("GPU", name, self.gpus, listing="`stallwise catalog gpus` lists all.")
 
     def gpu_names(self, name: str) -> frozenset[str]:
         """What a name stands for: one GPU, else a family, else all that begin with it, else a SkyPilot label.
@@ -111,8 +115,7 @@ class Catalog:
         if plain in self._gpu_by_plain:
             return frozenset({self._gpu_by_plain[plain].name})
         if plain in self._families:
-            family = self._families[plain]
-            return frozenset(gpu.name for gpu in self.gpus.values() if gpu.family == family)
+            return frozenset(gpu.name for gpu in self._families[plain])
         begins = frozenset(g for g in self.gpus if plain and plain_name(g).startswith(plain) and "-" in g)
         return begins or frozenset({self.gpu(name).name})
 
@@ -170,8 +173,11 @@ class Catalog:
         return {plain_name(name): gpu for name, gpu in self.gpus.items()}
 
     @cached_property
-    def _families(self) -> Mapping[str, str]:
-        return {plain_name(gpu.family): gpu.family for gpu in self.gpus.values()}
+    def _families(self) -> Mapping[str, Sequence[Gpu]]:
+        families: dict[str, list[Gpu]] = {}
+        for gpu in self.gpus.values():
+            families.setdefault(plain_name(gpu.family), []).append(gpu)
+        return families
 
     @cached_property
     def _aliases(self) -> Mapping[tuple[str, str], str]:

@@ -68,7 +68,7 @@ class LayerTrace:
     read_s: float = 0.0
     """Time to get one batch from storage, decoded."""
     copy_s: float = 0.0
-    """Host to device, of one batch."""
+    """Host to device, of one batch; of a recorded run, what compute did not hide of it."""
     update_s: float = 0.0
     """Optimizer."""
     times: str = "measured"

@@ -256,7 +256,33 @@ def test_the_example_serves_small_jobs_first() -> None:
         simulate(jobs, RACKS, mine).jct_s[small].mean()
         < simulate(jobs, RACKS, policy_named("fifo")).jct_s[small].mean()
     )
-    assert len(EXAMPLE.read_text().splitlines()) <= 32
+    assert len(EXAMPLE.read_text().splitlines()) <= 36
+
+
+def test_the_example_serves_a_large_job_that_has_waited_and_does_not_stop_it_again() -> None:
+    """`waited_s` is 0 as soon as a job runs: a policy that forgets who was owed stops the job it has just started."""
+    small = [replace(drawn(1)[0], id=f"small {n}", arrival_s=600.0 * n, gpus=1, work_s=3000.0) for n in range(100)]
+    large = replace(small[0], id="large", arrival_s=6001.0, gpus=2, work_s=7200.0)  # when all four GPUs are taken
+    jobs = sorted([*small, large], key=lambda job: job.arrival_s)
+    outcome = simulate(jobs, Cluster.counts(gpus=4, machines=1, racks=1), policy_named(str(EXAMPLE)))
+    place = jobs.index(large)
+    assert outcome.preemptions[place] == 0
+    assert 6 * 3600 <= outcome.first_start_s[place] - large.arrival_s <= 6 * 3600 + 3000
+
+
+@pytest.mark.parametrize(
+    ("name", "declared"), [("preempt", "preemptive"), ("lease", "lease_s"), ("Clairvoyant", "clairvoyant")]
+)
+def test_a_misspelt_declaration_is_refused(write: Callable[[str], str], name: str, declared: str) -> None:
+    path = write(f"class Mine:\n    {name} = True\n    limit = 3\n    def decide(self, view): return view.jobs\n")
+    with pytest.raises(InputError, match=f"{name} is nothing that a policy declares. Did you mean {declared}?"):
+        policy_named(path)
+
+
+def test_work_that_is_left_needs_a_declaration(write: Callable[[str], str]) -> None:
+    path = write("class Mine:\n    def decide(self, view): return sorted(view.jobs, key=lambda j: 2 * j.remaining_s)\n")
+    with pytest.raises(InputError, match="unless the class declares clairvoyant = True"):
+        simulate(drawn(1, 5), RACKS, policy_named(path))
 
 
 @pytest.mark.parametrize(

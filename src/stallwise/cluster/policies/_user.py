@@ -12,6 +12,7 @@ that are left out do not start, and are stopped where the policy is preemptive. 
 own; on a real cluster there is one for the life of the scheduler.
 """
 
+import difflib
 import functools
 import hashlib
 import math
@@ -42,7 +43,7 @@ class JobView:
     attained_gpu_s: float
     """GPU-seconds so far."""
     waited_s: float
-    """Since it arrived or was last stopped; 0 while it runs."""
+    """Since it arrived or was last stopped; 0 while it runs, so a job started for its waiting drops back at once."""
     model: str | None
     remaining_s: float | None
     """Work left in seconds at full speed; None unless the policy declares `clairvoyant = True`."""
@@ -129,7 +130,11 @@ class _located:  # noqa: N801 - reads as a function; a generator would hide the 
         if isinstance(error, Exception) and not isinstance(error, InputError):
             file = getattr(sys.modules.get(self._policy.factory.__module__), "__file__", None)
             where = _place(error, file)
-            raise InputError(f"Policy {self._policy.label} failed{where}: {_sentence(error)}") from error
+            hint = "" if self._policy.clairvoyant or "NoneType" not in str(error) else _NOT_CLAIRVOYANT
+            raise InputError(f"Policy {self._policy.label} failed{where}: {_sentence(error)}{hint}") from error
+
+
+_NOT_CLAIRVOYANT = " remaining_s is None unless the class declares clairvoyant = True."
 
 
 def _place(error: BaseException, file: str | None) -> str:
@@ -217,8 +222,15 @@ def _classes(module: ModuleType) -> Iterator[tuple[str, type]]:
             yield name, value
 
 
+_DECLARED = ("preemptive", "lease_s", "interval_s", "strict", "fit", "clairvoyant")
+
+
 def declared(factory: type, label: str, digest: str = "") -> UserPolicy:
     """Check and take over what a class declares as attributes."""
+    for name in vars(factory):
+        close = [] if name in _DECLARED else difflib.get_close_matches(name, _DECLARED, n=1, cutoff=0.8)
+        if close and not callable(vars(factory)[name]):
+            raise InputError(f"Policy {label}: {name} is nothing that a policy declares. Did you mean {close[0]}?")
     preemptive = _flag(factory, label, "preemptive")
     lease_s, interval_s = _seconds(factory, label, "lease_s"), _seconds(factory, label, "interval_s")
     fit = getattr(factory, "fit", "best")
