@@ -16,6 +16,7 @@ from typing import Any
 import psutil
 import pytest
 
+from stallwise.record.rank.environment import PROCESS_NAME, STACKS_NAME
 from tests.program import run_program
 
 JOBS = Path(__file__).parent
@@ -43,18 +44,32 @@ class Profiled:
 
     def ended(self, code: int, *, patience_s: float = 200) -> "Profiled":
         """Wait for the end; check exit code, that no traceback is ours and that no process is left."""
-        with contextlib.suppress(subprocess.TimeoutExpired):
+        stacks = ""
+        try:
             self.process.communicate(timeout=patience_s)
+        except subprocess.TimeoutExpired:
+            stacks = f"not over after {patience_s:g} s\n{self._stacks()}\n"
         self.process.kill()
         left = self.left_after(100)  # loader workers look for their parent every few seconds
         for process in left:
             process.kill()
         self.out, self.err = self.process.communicate(timeout=250)
-        assert self.process.returncode == code, f"exit {self.process.returncode}\n{self.out}\n{self.err}"
+        assert self.process.returncode == code, f"{stacks}exit {self.process.returncode}\n{self.out}\n{self.err}"
         assert not left, f"left behind: {[process.info for process in left]}\n{self.err}"
         for trace in self.err.split("Traceback (most recent call last)")[1:]:
             assert "stallwise/" not in trace.replace(str(JOBS), ""), self.err
         return self
+
+    def _stacks(self) -> str:
+        """What every thread of the ranks is doing."""
+        from stallwise.record.rank._watchdog import STACKS_SIGNAL
+
+        folders = [path.parent for path in self.run.rglob(PROCESS_NAME)]
+        for folder in folders:
+            with contextlib.suppress(OSError, ValueError):
+                os.kill(int((folder / PROCESS_NAME).read_text()), STACKS_SIGNAL)
+        time.sleep(5)
+        return "\n".join((folder / STACKS_NAME).read_text() for folder in folders)
 
     def left_after(self, patience_s: float) -> list[psutil.Process]:
         """Processes with our mark that live on after so long."""
