@@ -42,6 +42,7 @@ BY_COMMAND = {
     "deflate.draw_outlook": "deflate",
     "layouts.draw": "layout",
     "layouts.draw_best": "layouts",
+    "layouts.draw_recommendation": "recommend layout",
     "predict.draw": "predict",
     "recommend.draw": "recommend",
     "spot.draw_lifetimes": "lifetimes",

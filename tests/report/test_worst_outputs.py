@@ -38,6 +38,9 @@ COMMANDS = {
     "buckets": ("whatif", RUN, "--network", "1gbit", "--gpus", "4", "--no-curve", "--best-buckets", "plan.json"),
     "layout": ("whatif", MODEL, "--gpu", "H100", "--gpus", "64", "--global-batch", "256", "--tp", "8", "--pp", "2"),
     "layouts": ("whatif", MODEL, "--gpu", "H100", "--gpus", "64", "--global-batch", "256", "--best-layout"),
+    "recommend layout": (
+        *("recommend", MODEL, "--tokens", "1B", "--global-batch", "256", "--gpu", "H100", "--max-nodes", "8"),
+    ),
     "deflate": ("deflate", RUN),
     "report": ("report", RUN),
     "record": ("report", RUN, "--detail"),

@@ -8,14 +8,18 @@ import itertools
 import math
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, fields, replace
+from statistics import NormalDist
 from typing import Any, TypeVar
+
+import numpy as np
 
 from stallwise.analysis._layout_tables import LayoutRow, layout_row, machine_of
 from stallwise.analysis.tables import TableFormat, TableRow
 from stallwise.errors import InputError
 from stallwise.hardware.catalog import Catalog
 from stallwise.hardware.coefficients import FittedCoefficients, load_fitted
-from stallwise.model.layout.columns import LayoutSetup, columns_of
+from stallwise.hardware.instance import Instance, gpu_link_bytes_per_s
+from stallwise.model.layout.columns import Column, LayoutColumns, LayoutMachine, LayoutSetup, columns_of
 from stallwise.model.layout.memory import memory_parts, peak_bytes, recomputed_to_fit
 from stallwise.model.layout.step import step_parts, step_s
 from stallwise.model.statistics.conformal import ErrorSpread
@@ -176,7 +180,13 @@ def predict_layout(request: LayoutRequest, catalog: Catalog) -> LayoutPrediction
     return first
 
 
-def best_layouts(request: LayoutRequest, catalog: Catalog, *, confidence: float = 0.8) -> tuple[LayoutPrediction, ...]:
+FIT_CONFIDENCE = 0.8
+"""Probability of fitting below which a layout is not picked."""
+
+
+def best_layouts(
+    request: LayoutRequest, catalog: Catalog, *, confidence: float = FIT_CONFIDENCE
+) -> tuple[LayoutPrediction, ...]:
     """Every layout of the GPUs that fits with this confidence, the fastest first."""
     layouts = list(all_layouts(request))
     if not layouts:
@@ -188,6 +198,67 @@ def best_layouts(request: LayoutRequest, catalog: Catalog, *, confidence: float 
             fields=("gpus",),
         )
     return tuple(sorted(fitting, key=lambda one: one.step_s))
+
+
+def fastest_layouts(
+    request: LayoutRequest, machines: Sequence[LayoutMachine], *, confidence: float = FIT_CONFIDENCE
+) -> list[LayoutPrediction | None]:
+    """The fastest layout that fits with this confidence on each of several kinds of nodes; None: no layout fits.
+
+    The nodes have `request.gpus_per_node` GPUs each; `machines` replace the request's GPU and network.
+    """
+    layouts = list(all_layouts(request))
+    best: list[LayoutPrediction | None] = [None] * len(machines)
+    for framework, chosen in _by_framework(request.model, layouts).items():
+        setups = [
+            LayoutSetup(model=request.model, layout=layouts[i], sequence=request.sequence, machine=machines[0])
+            for i in (chosen if machines else ())
+        ]
+        columns = columns_of(setups)
+        for number, machine in enumerate(machines):
+            place = _fastest(columns.on(machine), framework, confidence)
+            if place is not None:
+                one = next(_predicted([replace(setups[place], machine=machine)], framework))
+                other = best[number]
+                best[number] = one if other is None or one.step_s < other.step_s else other
+    return best
+
+
+def instance_machine(instance: Instance) -> LayoutMachine:
+    """One machine of an instance type at listed rates; a network rate of 0 where none is listed."""
+    network = instance.network.bytes_per_s if instance.network else None
+    machine = machine_of(
+        instance.gpu,
+        network_bytes_per_s=(network or 0.0) / instance.gpu_count,
+        gpus_per_node=instance.gpu_count,
+    )
+    return replace(machine, link_bytes_per_s=gpu_link_bytes_per_s(instance) or machine.link_bytes_per_s)
+
+
+def _fastest(columns: LayoutColumns, framework: str, confidence: float) -> int | None:
+    """Place of the fastest set-up that fits with this confidence."""
+    fitted = load_fitted("layout")
+    constants = framework_constants(fitted, framework)
+    low, high = _memory_bounds(fitted, framework, columns, peak_bytes(columns, constants))
+    deviations = NormalDist().inv_cdf(confidence) / (2 * NormalDist().inv_cdf(0.9))
+    held = np.sqrt(low * high) * (high / low) ** deviations
+    fitting = np.flatnonzero(held <= columns.memory_bytes)
+    if not len(fitting):
+        return None
+    return int(fitting[np.argmin(step_s(columns.take(fitting), constants))])
+
+
+def _memory_bounds(
+    fitted: FittedCoefficients, framework: str, columns: LayoutColumns, needed: Column
+) -> tuple[Column, Column]:
+    """80 % bounds of the peak memory.
+
+    Memory was measured with ZeRO-0 and 1 and without recomputation; all else is as uncertain as the widest case.
+    """
+    plain = (columns.zero < 2) & (columns.recomputed == 0) & (columns.selective == 0) & (framework == _MEMORY_OF)
+    measured, widest = _spread(fitted, f"memory|{_MEMORY_OF}"), _spread(fitted, "")
+    low, high = (np.exp(np.where(plain, getattr(measured, end), getattr(widest, end))) for end in ("low", "high"))
+    return needed * low, needed * high
 
 
 def _no_layout(request: LayoutRequest) -> InputError:
@@ -315,15 +386,21 @@ def _predictions(request: LayoutRequest, layouts: Sequence[Layout], catalog: Cat
     network = request.adapter_bytes_per_s
     machine = machine_of(gpu, network_bytes_per_s=network, gpus_per_node=per_node)
     out: dict[int, LayoutPrediction] = {}
-    frameworks = [framework_of(request.model, layout) for layout in layouts]
-    for framework in sorted(set(frameworks)):
-        chosen = [i for i, name in enumerate(frameworks) if name == framework]
+    for framework, chosen in _by_framework(request.model, layouts).items():
         setups = [
             LayoutSetup(model=request.model, layout=layouts[i], sequence=request.sequence, machine=machine)
             for i in chosen
         ]
-        out |= zip(chosen, _predicted(setups, framework), strict=True) if setups else ()
+        out |= zip(chosen, _predicted(setups, framework), strict=True)
     return [out[i] for i in range(len(layouts))]
+
+
+def _by_framework(model: Transformer, layouts: Sequence[Layout]) -> dict[str, list[int]]:
+    """Places of the layouts by whose constants hold."""
+    places: dict[str, list[int]] = {}
+    for place, layout in enumerate(layouts):
+        places.setdefault(framework_of(model, layout), []).append(place)
+    return places
 
 
 def framework_of(model: Transformer, layout: Layout) -> str:
@@ -339,13 +416,11 @@ def _predicted(setups: Sequence[LayoutSetup], framework: str) -> Iterator[Layout
     columns = columns_of(setups)
     parts, memory = step_parts(columns, constants), memory_parts(columns, constants)
     step_spread = _spread(fitted, framework)
-    measured, widest = _spread(fitted, f"memory|{_MEMORY_OF}"), _spread(fitted, "")
     seconds, needed = parts.step_s.tolist(), memory.total_bytes.tolist()
+    bounds = [end.tolist() for end in _memory_bounds(fitted, framework, columns, memory.total_bytes)]
     for i, setup in enumerate(setups):
         low_s, high_s = step_spread.around(seconds[i])
-        # Memory was measured with ZeRO-0 and 1 and without recomputation; all else is as uncertain as the widest case.
-        as_measured = setup.layout.zero < 2 and setup.layout.checkpointing == "none" and framework == _MEMORY_OF
-        low_bytes, high_bytes = (measured if as_measured else widest).around(needed[i])
+        low_bytes, high_bytes = bounds[0][i], bounds[1][i]
         layout, machine = setup.layout, setup.machine
         tokens = layout.global_batch * setup.sequence
         yield LayoutPrediction(

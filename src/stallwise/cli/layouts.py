@@ -1,6 +1,6 @@
 """`stallwise whatif CONFIG.json`: a transformer under a parallel layout, before anything is run."""
 
-from collections.abc import Mapping
+from collections.abc import Collection, Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
@@ -60,11 +60,7 @@ def answer_layout(path: Path, values: Mapping[str, Any]) -> None:
     from stallwise.hardware import load_catalog
     from stallwise.report.views import layouts as report
 
-    other = sorted(name for name, value in values.items() if name not in (*OPTIONS, *_ALSO) and value is not None)
-    if other:
-        raise InputError(f"{path.name} is a model's configuration, for which this is not answered.", fields=other[:1])
-    if str(values["optimizer"]) not in ("adam", "adamw"):
-        raise InputError("Layouts are predicted with Adam's states alone.", fields=("optimizer",))
+    refuse_others(path, values, (*OPTIONS, *_ALSO))
     request, catalog = _request(path, values), load_catalog()
     as_json = bool(values["as_json"])
     if values["best_layout"]:
@@ -73,6 +69,29 @@ def answer_layout(path: Path, values: Mapping[str, Any]) -> None:
         return
     prediction = predict_layout(request, catalog)
     answer(lambda: report.document(request, prediction), lambda: report.draw(request, prediction), as_json=as_json)
+
+
+def refuse_others(
+    path: Path, values: Mapping[str, Any], known: Collection[str], defaults: Mapping[str, Any] | None = None
+) -> None:
+    """Options that mean nothing for a configuration file are refused where they were given."""
+    unset = (None, False)
+    other = sorted(
+        name for name, v in values.items() if name not in known and v not in (*unset, (defaults or {}).get(name))
+    )
+    if other:
+        raise InputError(f"{path.name} is a model's configuration, for which this is not answered.", fields=other[:1])
+    if str(values["optimizer"]) not in ("adam", "adamw"):
+        raise InputError("Layouts are predicted with Adam's states alone.", fields=("optimizer",))
+
+
+def described(path: Path, values: Mapping[str, Any]) -> "LayoutRequest":
+    """A transformer, its batch and sequence, before GPUs are chosen."""
+    if values["global_batch"] is None:
+        raise InputError("A layout needs the sequences per step.", fields=("global_batch",))
+    return _request(
+        path, {**dict.fromkeys(OPTIONS), "network": None, "gpus_per_node": None, **values, "gpu": "", "gpus": 1}
+    )
 
 
 def refuse_layout(values: Mapping[str, Any]) -> None:

@@ -1,11 +1,12 @@
-"""`stallwise recommend RUN`: what to rent, or to stay."""
+"""`stallwise recommend RUN`: what to rent, or to stay; `recommend CONFIG.json`: what to rent, and which layout."""
 
+from collections.abc import Mapping
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated
+from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from stallwise.cli import options
+from stallwise.cli import layouts, options
 from stallwise.cli import recommend_inputs as inputs
 from stallwise.cli.output import Exit, Json, answer, save_page, warn
 from stallwise.errors import InputError
@@ -148,6 +149,11 @@ def recommend(
         str | None,
         typer.Option("--parameters", metavar="N", help="Parameters of the model, where the run has no layers: 25.6M."),
     ] = None,
+    tokens: Annotated[
+        str | None,
+        typer.Option("--tokens", metavar="N", help="Tokens to train on, for a transformer's config.json: 15T."),
+    ] = None,
+    sequence: layouts.Sequence = None,
     measured: Annotated[
         Path | None,
         typer.Option(
@@ -166,12 +172,20 @@ def recommend(
 ) -> None:
     """Recommend what to rent for a measured job: the cheapest in time, or the fastest for the money; or to stay.
 
+    For a transformer's config.json: GPUs, their number and the layout to train it with.
+
     Exit code 0: recommended. 1: nothing keeps the limits; stderr says what would. 2: it cannot be judged; stderr names
     the missing option.
     """
+    values = dict(locals())
     from stallwise.hardware.catalog import load_catalog
 
     catalog = load_catalog()
+    if run is not None and layouts.describes_transformer(run):
+        _layouts(run, values, catalog)
+        return
+    if tokens is not None or sequence is not None:
+        raise InputError("Tokens are of a transformer's configuration file (config.json).", fields=("tokens",))
     if measured is not None:
         _measured(measured, catalog, epochs, deadline, budget, as_json=as_json)
         return
@@ -226,6 +240,55 @@ def recommend(
         own_usd_per_h=options.usd(here_price),
     )
     _answer(job, model, request, html, skypilot, slurm, torchrun=torchrun, as_json=as_json)
+
+
+_OF_LAYOUTS = (
+    *("run", "tokens", "sequence", "global_batch", "deadline", "budget", "confidence", "clouds", "regions", "gpu"),
+    *("instances", "max_nodes", "include_retired", "arm", "discount", "quota", "terms", "startup", "provision"),
+    *("as_json", "optimizer"),
+)
+"""Options that mean something for a transformer that was not run."""
+
+
+def _layouts(path: Path, values: Mapping[str, Any], catalog: "Catalog") -> None:
+    """Answer for a transformer that is described by its configuration."""
+    from stallwise.cloud.layouts import recommend_layout
+    from stallwise.cloud.request import RecommendRequest, fleet_start, terms_of
+    from stallwise.report.views import layouts as report
+
+    layouts.refuse_others(path, values, _OF_LAYOUTS, {"confidence": "90%", "max_nodes": 64})
+    described = layouts.described(path, values)
+    tokens = inputs.count(values["tokens"])
+    if tokens is None:
+        raise InputError("Say how many tokens the model is trained on.", fields=("tokens",))
+    start = fleet_start(inputs.seconds(values["provision"]), inputs.seconds(values["startup"]))
+    request = RecommendRequest(
+        samples=tokens / described.sequence,
+        cold_first=False,
+        deadline_s=inputs.seconds(values["deadline"]),
+        budget_usd=options.usd(values["budget"]),
+        confidence=inputs.share(values["confidence"]),
+        clouds=inputs.names("cloud", values["clouds"], catalog.clouds),
+        regions=inputs.regions(values["regions"], values["clouds"], catalog),
+        gpus=inputs.gpus(values["gpu"], catalog),
+        instances=inputs.instances(values["instances"], catalog),
+        max_nodes=values["max_nodes"],
+        retired=values["include_retired"],
+        arm=values["arm"],
+        provision_s=start.provision_s,
+        startup_s=start.startup_s,
+        assumptions=start.assumptions,
+        terms=terms_of(catalog, values["discount"] or (), values["quota"] or (), values["terms"]),
+    )
+    recommendation = recommend_layout(described, request, catalog.offers)
+    answer(
+        lambda: report.recommendation_document(recommendation),
+        lambda: report.draw_recommendation(recommendation),
+        as_json=bool(values["as_json"]),
+    )
+    if recommendation.impossible is not None:
+        typer.echo(recommendation.impossible, err=True)
+        raise typer.Exit(Exit.NO)
 
 
 def _answer(

@@ -6,6 +6,7 @@ budget.
     losses.py        bids on spot machines after losses (`spot/plan`)
     options.py       a bid in full, and staying on the run's own machine
     recommend.py     the whole recommendation
+    layouts.py       the same for a transformer that was not run: fleets and layouts
     explanation.py   its sentences: answer, reasons, warnings, assumptions, alternatives
     handover.py      SkyPilot, torchrun and Slurm
     measured.py      the best of measured configurations (Stash's recommender)

@@ -1,7 +1,7 @@
 """Set-ups of transformers under a parallel layout, as columns: one element per set-up."""
 
 from collections.abc import Sequence
-from dataclasses import dataclass, fields
+from dataclasses import dataclass, fields, replace
 
 import numpy as np
 from numpy.typing import NDArray
@@ -117,6 +117,12 @@ class LayoutColumns:
     def take(self, chosen: NDArray[np.bool_] | NDArray[np.int64]) -> "LayoutColumns":
         """Some of the set-ups."""
         return LayoutColumns(**{field.name: getattr(self, field.name)[chosen] for field in fields(self)})
+
+    def on(self, machine: LayoutMachine) -> "LayoutColumns":
+        """The same set-ups on other machines."""
+        return replace(
+            self, **{field.name: np.full(len(self), float(getattr(machine, field.name))) for field in fields(machine)}
+        )
 
 
 def columns_of(setups: Sequence[LayoutSetup]) -> LayoutColumns:

@@ -5,6 +5,7 @@ from dataclasses import asdict
 from typing import Any
 
 from stallwise.analysis.layouts import LayoutPrediction, LayoutRequest, framework_of
+from stallwise.cloud.layouts import LayoutFleet, LayoutRecommendation
 from stallwise.report.format import (
     plural,
     show_bit_rate,
@@ -13,9 +14,25 @@ from stallwise.report.format import (
     show_count,
     show_percent,
     show_seconds,
+    show_usd,
+    show_usd_bounds,
 )
 from stallwise.report.json import schema
-from stallwise.report.view import Line, Notes, PartColumn, View, facts, number, section, table, view
+from stallwise.report.view import (
+    Cell,
+    Line,
+    Notes,
+    PartColumn,
+    Row,
+    Span,
+    TablePart,
+    View,
+    facts,
+    number,
+    section,
+    table,
+    view,
+)
 from stallwise.workload.transformer import Layout
 
 _SHOWN = 10
@@ -151,3 +168,115 @@ def _plain_request(request: LayoutRequest) -> dict[str, Any]:
 
 def _plain(p: LayoutPrediction) -> dict[str, Any]:
     return asdict(p) | {"fits": p.fits, "gpus": p.layout.gpus}
+
+
+def draw_recommendation(r: LayoutRecommendation) -> View:
+    """What to rent for a transformer, the layout there, and the front of time and cost."""
+    request = r.request
+    limits = [f"{show_count(r.tokens)} tokens", f"{r.layout_request.global_batch:,} sequences a step"]
+    if request.deadline_s is not None:
+        limits.append(f"done in {show_seconds(request.deadline_s)}")
+    if request.budget_usd is not None:
+        limits.append(f"at most {show_usd(request.budget_usd)}")
+    rows: list[tuple[str, Line]] = [("answer", Span(r.verdict, "strong"))]
+    if r.pick is not None:
+        rows += _pick_facts(r, r.pick)
+    looked_at = f"{plural(r.fleets, 'fleet')}; on {r.no_room:,} more no layout fits"
+    rows.append(("looked at", Span(looked_at, "dim")))
+    base = view(f"{r.layout_request.model.name}: what to rent", facts(rows), aside=", ".join(limits))
+    assumed = [*request.assumptions]
+    if r.pick is not None:
+        assumed = [*_assumptions(r.layout_request, r.pick.predicted), *assumed]
+    if r.unjudged:
+        assumed.append(f"Not judged, no rates are listed: {', '.join(r.unjudged)}.")
+    more = (section("The front", "front", _front(r)),) if r.front else ()
+    notes = section("Assumed", "assumed", Notes("assumed", tuple(assumed)))
+    return View(base.title, base.aside, base.intro, (*more, notes), key="recommended-layout")
+
+
+def _pick_facts(r: LayoutRecommendation, pick: LayoutFleet) -> list[tuple[str, Line]]:
+    p, instance = pick.predicted, pick.offer.instance
+    chances = (("meets the deadline", pick.in_time), ("keeps the budget", pick.in_budget))
+    in_time, in_budget = (
+        "" if chance is None else f"; {what} with {show_percent(chance)} probability" for what, chance in chances
+    )
+    return [
+        (
+            "pick",
+            f"{pick.name}: {pick.gpus} × {instance.gpu.name}, {instance.cloud} {pick.offer.zone or pick.offer.region}, "
+            f"{show_usd(pick.usd_per_h)}/h a machine, a price of {pick.offer.origin.as_of}",
+        ),
+        ("layout", show_layout(p.layout)),
+        ("time", f"{show_seconds(pick.job_s)} ({show_bounds(pick.low_s, pick.high_s)}){in_time}"),
+        ("cost", f"{show_usd(pick.usd)} ({show_usd_bounds(pick.low_usd, pick.high_usd)}){in_budget}"),
+        ("step", f"{show_seconds(p.step_s)}  ({show_bounds(p.low_s, p.high_s)}) · MFU {show_percent(p.mfu)}"),
+        (
+            "memory",
+            f"{show_bytes(p.memory_bytes)} of {show_bytes(p.gpu_memory_bytes)}: fits with "
+            f"{show_percent(p.fit_probability)} probability",
+        ),
+    ]
+
+
+def _front(r: LayoutRecommendation) -> TablePart:
+    columns = (
+        PartColumn("fleet"),
+        PartColumn("GPUs", priority=2),
+        PartColumn("layout", wrap=True, priority=1),
+        number("time"),
+        number("cost"),
+    )
+    rows = []
+    for one in r.front:
+        cells: tuple[Cell | Line, ...] = (
+            Cell(one.name, note="the pick" if one == r.pick else ""),
+            f"{one.gpus} × {one.offer.instance.gpu.name}",
+            show_layout(one.predicted.layout),
+            show_seconds(one.job_s),
+            show_usd(one.usd),
+        )
+        rows.append(Row(cells, tone="strong" if one == r.pick else ""))
+    return table(columns, rows, "the front: nothing that can be rented is both faster and cheaper")
+
+
+def recommendation_document(r: LayoutRecommendation) -> dict[str, Any]:
+    """The pick and the front, each with its layout."""
+    return schema("recommend-layout") | {
+        "request": _plain_request(r.layout_request),
+        "tokens": r.tokens,
+        "deadline_s": r.request.deadline_s,
+        "budget_usd": r.request.budget_usd,
+        "confidence": r.request.confidence,
+        "verdict": r.verdict,
+        "impossible": r.impossible,
+        "pick": None if r.pick is None else _plain_fleet(r.pick),
+        "front": [_plain_fleet(one) for one in r.front],
+        "fleets": r.fleets,
+        "without_room": r.no_room,
+        "not_judged": list(r.unjudged),
+        "assumptions": list(r.request.assumptions),
+    }
+
+
+def _plain_fleet(one: LayoutFleet) -> dict[str, Any]:
+    instance = one.offer.instance
+    return {
+        "cloud": instance.cloud,
+        "region": one.offer.region,
+        "zone": one.offer.zone,
+        "instance": instance.name,
+        "gpu": instance.gpu.name,
+        "nodes": one.nodes,
+        "gpus": one.gpus,
+        "usd_per_h": one.usd_per_h,
+        "job_s": one.job_s,
+        "low_s": one.low_s,
+        "high_s": one.high_s,
+        "usd": one.usd,
+        "low_usd": one.low_usd,
+        "high_usd": one.high_usd,
+        "in_time": one.in_time,
+        "in_budget": one.in_budget,
+        "layout": asdict(one.predicted.layout),
+        "predicted": _plain(one.predicted),
+    }
