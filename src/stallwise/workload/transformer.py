@@ -49,6 +49,11 @@ class Transformer:
         return self.heads * (self.head_width or self.hidden // self.heads)
 
     @property
+    def key_width(self) -> int:
+        """Width of the keys, or of the values, of all heads together."""
+        return self.kv_heads * (self.head_width or self.hidden // self.heads)
+
+    @property
     def attention_weights(self) -> float:
         """Parameters of the attention of one layer."""
         if self.attention_parameters is not None:

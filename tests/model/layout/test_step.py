@@ -137,3 +137,36 @@ def test_activations_that_do_not_fit_are_recomputed() -> None:
     columns = recomputed_to_fit(columns_of(setups), framework_constants(FITTED, "nanotron"))
     assert columns.recomputed.tolist() == [0, 1]
     assert np.all(columns.take(np.array([1])).tensor == 1)
+
+
+def test_no_more_is_recomputed_than_has_to_be() -> None:
+    constants = framework_constants(FITTED, "nanotron")
+    one = columns_of([LayoutSetup(model=MODEL, layout=Layout(tensor=8), sequence=4096, machine=MACHINE)])
+    all_kept = float(peak_bytes(one, constants)[0])
+    none_kept = float(peak_bytes(replace(one, recomputed=np.ones(1)), constants)[0])
+    between = replace(one, memory_bytes=np.array([(all_kept + none_kept) / 2]))
+    part = recomputed_to_fit(between, constants)
+    assert 0 < float(part.recomputed[0]) < 1
+    assert float(peak_bytes(part, constants)[0]) == pytest.approx((all_kept + none_kept) / 2, rel=1e-6)
+
+
+def test_fewer_key_heads_make_the_ring_of_contexts_shorter() -> None:
+    layout, constants = Layout(context=8), framework_constants(FITTED, "nemo")
+    exchange = [
+        float(
+            step_parts(
+                columns_of([LayoutSetup(model=model, layout=layout, sequence=65_536, machine=MACHINE)]), constants
+            ).exchange_s[0]
+        )
+        for model in (MODEL, replace(MODEL, kv_heads=32))
+    ]
+    assert 0 < exchange[0] < exchange[1]
+
+
+def test_without_sequence_parallelism_tensor_ranks_keep_more() -> None:
+    setup = LayoutSetup(model=MODEL, layout=Layout(tensor=8), sequence=4096, machine=MACHINE)
+    constants = framework_constants(FITTED, "nanotron")
+    split, whole = (
+        float(peak_bytes(columns_of([setup]), constants | {"sequence_split": part})[0]) for part in (1.0, 0.0)
+    )
+    assert split < whole

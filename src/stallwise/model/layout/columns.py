@@ -48,6 +48,7 @@ class LayoutColumns:
     hidden: Column
     attention_width: Column
     attention_weights: Column
+    key_width: Column
     heads: Column
     ffn: Column
     matrices: Column
@@ -139,6 +140,7 @@ def _numbers(setup: LayoutSetup) -> tuple[float, ...]:
         model.hidden,
         model.attention_width,
         model.attention_weights,
+        model.key_width,
         model.heads,
         model.ffn,
         3 if model.gated else 2,

@@ -15,13 +15,16 @@ import numpy as np
 
 from stallwise.model.layout.columns import Column, LayoutColumns
 
+_WHOLE_BYTES = 10.0
+"""Of the 34 bytes per token and hidden element, those that only sequence parallelism splits."""
+
 
 @dataclass(frozen=True, slots=True)
 class LayoutMemoryParts:
     """Bytes of the fullest GPU."""
 
     weights_bytes: Column
-    """Weights and gradients."""
+    """Weights and gradients, with the buffers in which gradients are exchanged."""
     optimizer_bytes: Column
     activation_bytes: Column
     logits_bytes: Column
@@ -66,20 +69,28 @@ def _stage(
 
     layer = c.layer_dense_weights + c.layer_expert_weights
     gathered = np.where(c.zero >= 3, 2 * 2 * layer * (1 - 1 / c.replicas), 0.0)  # one layer in use, one on its way
-    weights = k["weight_bytes"] * held(3) + gathered + k["gradient_state_bytes"] * held(2)
+    buckets = np.where(c.replicas > 1, k["bucket_bytes"] * held(2), 0.0)
+    weights = k["weight_bytes"] * held(3) + gathered + k["gradient_state_bytes"] * held(2) + buckets
     optimizer = k["optimizer_bytes"] * held(1)
     return LayoutMemoryParts(
         weights,
         optimizer,
-        in_flight * layers * _kept_bytes(c, k) + np.where(c.recomputed > 0, _layer_bytes(c, k), 0.0),
+        in_flight * layers * _kept_bytes(c, k)
+        + np.where(c.recomputed > 0, _layer_bytes(c, k), 0.0)
+        + _gathered_bytes(c),
         logits * k["logit_bytes"] * c.tokens * c.vocabulary / c.tensor,
         np.full(len(c), k["fixed_bytes"]),
     )
 
 
 def _kept_bytes(c: LayoutColumns, k: Mapping[str, float]) -> Column:
-    """Bytes per layer and micro-batch that wait for backward: all of them, or the layer's input."""
-    return np.where(c.recomputed > 0, 2 * c.tokens * c.hidden / c.tensor, _layer_bytes(c, k))
+    """Bytes per layer and micro-batch that wait for backward: all of them, or of recomputed layers the input."""
+    return c.recomputed * 2 * c.tokens * c.hidden / c.tensor + (1 - c.recomputed) * _layer_bytes(c, k)
+
+
+def _gathered_bytes(c: LayoutColumns) -> Column:
+    """Whole hidden states that a tensor rank gathers for one product, and their gradients."""
+    return 4 * c.tokens * c.hidden * (1 - 1 / c.tensor)
 
 
 def _layer_bytes(c: LayoutColumns, k: Mapping[str, float]) -> Column:
@@ -87,10 +98,18 @@ def _layer_bytes(c: LayoutColumns, k: Mapping[str, float]) -> Column:
     inner = np.where(c.experts > 1, c.active_experts, 1.0) * c.ffn
     plain = (c.fused == 0) & (c.selective == 0)
     scores = np.where(plain, k["score_bytes"] * c.heads * c.sequence, 0.0)
-    return c.tokens * (k["hidden_bytes"] * c.hidden + k["inner_bytes"] * inner + scores) / c.tensor
+    split = c.tokens * (k["hidden_bytes"] * c.hidden + k["inner_bytes"] * inner + scores) / c.tensor
+    # Without sequence parallelism every tensor rank keeps the inputs of norms and residuals whole.
+    whole = (1 - k.get("sequence_split", 1.0)) * _WHOLE_BYTES * c.tokens * c.hidden * (1 - 1 / c.tensor)
+    return split + whole
 
 
 def recomputed_to_fit(setups: LayoutColumns, constants: Mapping[str, float]) -> LayoutColumns:
-    """The set-ups, with full recomputation where they would not fit without."""
-    too_large = peak_bytes(setups, constants) > setups.memory_bytes
-    return replace(setups, recomputed=np.maximum(setups.recomputed, too_large))
+    """The set-ups, with as many layers recomputed as they need to fit."""
+    without = peak_bytes(setups, constants)
+    few, all_layers = (
+        peak_bytes(replace(setups, recomputed=np.full(len(setups), part)), constants) for part in (1e-9, 1.0)
+    )
+    needed = (few - setups.memory_bytes) / np.maximum(few - all_layers, 1.0)
+    part = np.where(without > setups.memory_bytes, np.clip(needed, 0.0, 1.0), 0.0)
+    return replace(setups, recomputed=np.maximum(setups.recomputed, part))

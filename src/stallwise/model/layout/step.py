@@ -109,7 +109,8 @@ def _layer_compute_s(c: LayoutColumns, k: Mapping[str, float]) -> Column:
         1 - k["sequence_split"]
     ) * (1 - 1 / t)
     scores = np.where(c.fused > 0, 0.0, 8.0 * c.micro_batch * c.heads / t * c.sequence**2)
-    bytes_s = k["moved"] * (moved + scores) / c.memory_bytes_per_s
+    routed_bytes = np.where(c.experts > 1, k.get("routed", 1.0) * 4 * _ELEMENT_BYTES * routed * c.hidden / t, 0.0)
+    bytes_s = (k["moved"] * (moved + scores) + routed_bytes) / c.memory_bytes_per_s
     passes = 3 + c.recomputed
     return passes * (products + bytes_s) + (passes + 0.5 * c.selective) * attention
 
@@ -131,7 +132,8 @@ def _layer_exchange_s(c: LayoutColumns, k: Mapping[str, float]) -> Column:
     expert_inside = e * t <= c.gpus_per_node
     rate = np.where(expert_inside, c.link_bytes_per_s, c.network_bytes_per_s) * k.get("expert_link", 0.5)
     experts = np.where(e > 1, sent / rate, 0.0)
-    ring = 4 * passes * (c.context - 1) / c.context * hidden_bytes
+    # Keys and values go around the ring in each forward pass; in backward so do they, and their gradients.
+    ring = (3 + c.recomputed) * 2 * _ELEMENT_BYTES * tokens * c.key_width / t * (c.context - 1)
     context_inside = c.context * t <= c.gpus_per_node
     context_rate = np.where(context_inside, c.link_bytes_per_s, c.network_bytes_per_s) * k.get("context_link", 0.5)
     contexts = np.where(c.context > 1, 0.5 * ring / context_rate, 0.0)
@@ -145,7 +147,8 @@ def _host_s(c: LayoutColumns, k: Mapping[str, float]) -> Column:
     ranks = np.minimum(c.tensor, c.gpus_per_node)
     pipelined = k["host_pipeline_s"] * ranks ** k["host_pipeline_power"]
     pipelined = pipelined * np.maximum(c.tensor / c.gpus_per_node, 1.0) ** k["host_network_power"]
-    plain = (k["host_s"] + group) * (1 + c.recomputed / 3)
+    routing = np.where(c.experts > 1, k.get("host_experts_s", 0.0), 0.0)
+    plain = (k["host_s"] + group + routing) * (1 + c.recomputed / 3)
     return np.where(across, np.maximum(plain, pipelined), plain)
 
 
