@@ -3,7 +3,7 @@
     time = provision + start-up + tokens / (tokens of a step) · step of the fastest layout that fits
     cost = price · machines · (time - provision)
 
-On each fleet every layout is tried, and only those count that fit with 80 % probability (`analysis/layouts`). Fleets
+On each fleet every layout is tried, and only those count that fit with 90 % probability (`analysis/layouts`). Fleets
 are whole machines, 1, 2, 3, 4, 6, 8, 12 … of them. Bounds and the pick are those of `bids`: with a deadline the
 cheapest fleet that keeps it, with a budget the fastest, with both or neither the cheapest.
 """
