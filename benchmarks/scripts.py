@@ -149,7 +149,7 @@ class Row:
         if self.profile is None or self.changed or self.left or contradictions(self.profile):
             return False
         # Where functions are wrapped instead, new files that are no checkpoints go where the script says.
-        return not self.new or not any("overlay of the file system" in note for note in self.profile["notes"])
+        return not self.new or not any("overlay of the file system" in note["text"] for note in self.profile["notes"])
 
     def cells(self) -> list[str]:
         """Script, runs, files, what was left, bare steps, step, its error, split, verdict."""

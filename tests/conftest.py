@@ -52,6 +52,12 @@ def lacks(what: str) -> None:
     pytest.skip(f"needs {what}")
 
 
+def texts(sentences: list[dict[str, Any]]) -> list[str]:
+    """The texts of the sentences of a JSON document; each has a code."""
+    assert all(one["code"] for one in sentences)
+    return [one["text"] for one in sentences]
+
+
 def needs(module: str) -> Any:
     """Import a module that the test cannot do without; skip (see `lacks`) where it is not installed."""
     try:

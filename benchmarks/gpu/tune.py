@@ -93,7 +93,7 @@ def show(found: dict) -> None:
         kept = ", kept" if one["kept"] else ""
         print(f"tried {words}: {one['predicted_gain']:.0%} of the step predicted, {one['gain']:.0%} measured{kept}")
     for note in found["tune"]["notes"]:
-        print(f"note: {note}")
+        print(f"note: {note['text']}")
     print(f"by hand     {best} workers, {speeds[best]:.0f} samples/s, found in {found['by_hand_s']:.0f} s")
     speed = found["tuned_samples_per_s"]
     print(f"tuned       {found['kept'] or 'nothing'}, {speed:.0f} samples/s, found in {found['tune_s']:.0f} s")

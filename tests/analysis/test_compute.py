@@ -10,7 +10,7 @@ import pytest
 from stallwise.analysis.compute import machine_ratios
 from stallwise.hardware.machine import DecodeRecord, HostRecord, MachineRecord, NetworkRecord, StorageRecord
 from stallwise.hardware.machine import encode_machine as encode
-from tests.conftest import Cli
+from tests.conftest import Cli, texts
 from tests.report.made_runs import make_full_run
 
 
@@ -71,7 +71,7 @@ def test_whatif_goes_by_both_records(ask: Cli, tmp_path: Path) -> None:
     compute = [one["predicted"]["split"]["compute_s"] for one in (alone, by_hand, beside)]
     assert compute[2] == pytest.approx(compute[1])
     assert compute[2] == pytest.approx(compute[0] / 4)
-    assert any("there.json against the run's own machine" in words for words in beside["assumptions"])
+    assert any("there.json against the run's own machine" in words for words in texts(beside["assumptions"]))
     other = json.loads(ask(*asked, "--here-machine", str(tmp_path / "bf16.json")).stdout)
     assert other["predicted"]["split"]["compute_s"] == pytest.approx(compute[0]), "another precision says nothing"
     lonely = ask("whatif", str(tmp_path / "run"), "--here-machine", str(tmp_path / "here.json"), code=2)

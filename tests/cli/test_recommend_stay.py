@@ -58,14 +58,14 @@ def test_stay_and_raise_num_workers(cli: Cli, ask: Cli, job: Path, tmp_path: Pat
     work = ("--samples", "1e7")
     found = json.loads(ask("recommend", run, *work, "--json").stdout)
     assert found["stay"]
-    assert found["verdict"].startswith("Stay where you are and raise num_workers from 1 to 2")
+    assert found["verdict"]["text"].startswith("Stay where you are and raise num_workers from 1 to 2")
     said = found["now_with_more_workers"]["speedup"]
     # Written before it was measured: the said gain holds within a fifth.
     figures.judge("gain of a second loader worker", said, _step_s(job, 1) / _step_s(job, 2), rel=0.2, unit="×")
     assert found["now_with_more_workers"]["time_s"] == pytest.approx(found["now"]["time_s"] / said)
     dear = json.loads(ask("recommend", run, *work, "--here-price", "1e6", "--json").stdout)
     assert not dear["stay"]
-    assert "Before that: 2 loader workers" in dear["verdict"]
+    assert "Before that: 2 loader workers" in dear["verdict"]["text"]
     # A deadline that only more workers keep.
     deadline = f"{(found['now']['time_s'] + found['now_with_more_workers']['time_s']) / 2:.0f}s"
     assert json.loads(ask("recommend", run, *work, "--deadline", deadline, "--json").stdout)["stay"]

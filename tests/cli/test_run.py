@@ -82,7 +82,10 @@ def test_show_partial_runs_say_why(ask: Cli, tmp_path: Path) -> None:
     assert (document["state"], document["counts"]["steps"]) == ("recording", 33)
     join(tmp_path / "run")
     document = _json(ask, "report", "--detail", "run")
-    assert (document["state"], document["partial_reason"]) == ("partial", "Rank 1 of 2 left no record.")
+    assert (document["state"], document["partial_reason"]) == (
+        "partial",
+        {"code": "run.ranks-missing", "text": "Rank 1 of 2 left no record."},
+    )
 
 
 def test_show_a_run_without_steps(ask: Cli, tmp_path: Path) -> None:

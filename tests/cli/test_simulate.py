@@ -16,7 +16,7 @@ from stallwise.cluster.simulator import simulate
 from stallwise.cluster.topology import Cluster
 from stallwise.errors import InputError, UnknownNameError
 from tests.cluster.speed.test_profiles import layer_file
-from tests.conftest import Cli
+from tests.conftest import Cli, texts
 from tests.report.page_reader import PageReader
 
 CLUSTER = ("--cluster", "racks=1,machines=2,gpus=4")
@@ -101,7 +101,7 @@ def test_seeds_draw_arrivals_and_say_so(ask: Cli, trace: Path) -> None:
     found = _json(ask, trace, *CLUSTER, "--policy", "fifo", "--seeds", "3")
     assert (found["seeds"], found["arrivals"]) == (3, "poisson")
     assert len({row["jct_mean_s"] for row in found["rows"]}) == 3
-    assert "Seeds draw arrivals anew: Poisson at the mean rate of the trace." in found["notes"]
+    assert "Seeds draw arrivals anew: Poisson at the mean rate of the trace." in texts(found["notes"])
 
 
 def test_arrivals_at_the_rhythm_of_another_cluster(ask: Cli, trace: Path, tmp_path: Path) -> None:
@@ -138,7 +138,7 @@ def test_bad_lines_are_listed_and_can_be_skipped(ask: Cli, trace: Path) -> None:
     ]
     found = _json(ask, trace, *CLUSTER, "--policy", "fifo", "--skip-bad")
     assert found["jobs"] == 40
-    assert any(note.startswith("4 lines left out") for note in found["notes"])
+    assert any(note.startswith("4 lines left out") for note in texts(found["notes"]))
 
 
 @pytest.mark.parametrize(
@@ -192,7 +192,7 @@ def test_speed_from_a_run_or_a_layer_file(ask: Cli, modelled: Path, tmp_path: Pa
     ask("trace", "import", str(file), "-o", str(tmp_path / "run"))
     asked = (modelled, *CLUSTER, "--policy", "fifo,patient", "--links", "gpu=50GB/s,machine=1gbit")
     found = [_json(ask, *asked, "--profile", f"net={path}") for path in (file, tmp_path / "run")]
-    assert any("for net" in note for note in found[0]["notes"])
+    assert any("for net" in note for note in texts(found[0]["notes"]))
     for by_file, by_run in zip(*(one["rows"] for one in found), strict=True):
         assert by_file["comm_share"] > 0.01
         assert by_run["jct_mean_s"] == pytest.approx(by_file["jct_mean_s"], rel=1e-6)

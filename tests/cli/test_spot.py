@@ -7,7 +7,7 @@ from typing import Any
 import numpy as np
 import pytest
 
-from tests.conftest import Cli
+from tests.conftest import Cli, texts
 from tests.report.made_runs import make_full_run
 from tests.report.page_reader import PageReader
 from tests.run.made import make_run
@@ -105,7 +105,7 @@ def test_a_plan_has_every_part(cli: Cli, run: Path) -> None:
     names = [lever["name"] for lever in found["levers"]]
     assert names.count("zone") == 3
     assert {"on-demand", "switch in time", "mix", "replace", "on loss", "saving", "start-up"} <= set(names)
-    assert any("as predicted by stallwise whatif" in said for said in found["assumptions"])
+    assert any("as predicted by stallwise whatif" in said for said in texts(found["assumptions"]))
 
 
 def test_the_screen_says_it_all(cli: Cli, run: Path) -> None:
@@ -120,13 +120,13 @@ def test_the_screen_says_it_all(cli: Cli, run: Path) -> None:
 
 def test_what_the_record_lacks_is_assumed_aloud(ask: Cli, run: Path) -> None:
     arguments = ("--steps", "300000", *RATES, "--mean-life", "20h")
-    said = " ".join(_json(ask, "plan", run, *arguments)["assumptions"])
+    said = " ".join(texts(_json(ask, "plan", run, *arguments)["assumptions"]))
     assert "Saving takes 0.04 s, the mean of those in the record (1)" in said
     assert "--provision" in said
     assert "--restart" in said
     guessed = _json(ask, "plan", run, *arguments, "--checkpoint-size", "100MB")
     assert guessed["save_s"] == pytest.approx(5.7, abs=0.5)
-    assert any("20 published checkpoints" in said for said in guessed["assumptions"])
+    assert any("20 published checkpoints" in said for said in texts(guessed["assumptions"]))
 
 
 def test_a_trace_is_replayed(ask: Cli, run: Path, series: Path) -> None:
@@ -215,4 +215,4 @@ def test_prices_come_from_the_catalog(ask: Cli, run: Path) -> None:
     )
     assert found["usd_per_h"] == pytest.approx(3.06)
     assert 0 < found["spot_usd_per_h"] < 3.06
-    assert any("listed" in said for said in found["assumptions"])
+    assert any("listed" in said for said in texts(found["assumptions"]))

@@ -11,7 +11,7 @@ from pathlib import Path
 import psutil
 import pytest
 
-from tests.conftest import Cli
+from tests.conftest import Cli, texts
 from tests.figures import Figures
 from tests.record.jobs import wait_for_line
 from tests.waiting import until
@@ -157,7 +157,9 @@ def test_a_trial_that_fails_keeps_the_settings_as_they_were(cli: Cli, tmp_path: 
     found = json.loads(cli("tune", "--json", "--max-time", "120s", script).stdout)
     assert found["kept"] == {}
     assert found["patch"] == []
-    assert any("failed: exit code 1" in note and "no workers here" in note for note in found["notes"]), found["notes"]
+    assert any("failed: exit code 1" in note and "no workers here" in note for note in texts(found["notes"])), found[
+        "notes"
+    ]
     assert left_behind(tmp_path) == []
 
 

@@ -9,7 +9,7 @@ import pytest
 from stallwise.hardware.machine import encode_machine
 from stallwise.model.exchange.fabric import DDP_COPY_S_PER_BYTE
 from stallwise.model.step.setups import MET_HIGH
-from tests.conftest import Cli
+from tests.conftest import Cli, texts
 from tests.report.made_runs import STEP_S, make_full_run
 from tests.report.page_reader import PageReader
 from tests.run.made import make_run
@@ -62,7 +62,7 @@ def test_a_run_of_one_block_has_no_bounds_and_says_so(cli: Cli, tmp_path: Path) 
     found = _json(cli, tmp_path / "short", "--workers", "4")
     assert found["predicted"]["step_s"] > 0
     assert found["predicted"]["low_s"] is None
-    assert any("one block" in said for said in found["assumptions"])
+    assert any("one block" in said for said in texts(found["assumptions"]))
     assert "nan" not in cli("whatif", str(tmp_path / "short")).stdout
 
 
@@ -77,7 +77,7 @@ def test_the_unchanged_run_is_predicted_beside_what_was_measured(cli: Cli, run: 
     assert found["model_error"] == pytest.approx(0, abs=1e-3)
     assert found["baseline"]["split"]["exchange_s"] == pytest.approx(0.024, rel=0.01)
     assert {link["origin"] for link in found["links"]} == {"fitted"}
-    assert any("is the one with which the model's exchange" in said for said in found["assumptions"])
+    assert any("is the one with which the model's exchange" in said for said in texts(found["assumptions"]))
 
 
 def test_the_screen_has_every_part(cli: Cli, run: Path) -> None:
@@ -139,7 +139,7 @@ def test_an_instance_brings_its_gpus_and_listed_links(ask: Cli, layers: Path) ->
         ("inside a node", 300e9, "listed"),
         ("between nodes", 50e9, "listed"),
     ]
-    assert any("A100" in said for said in found["assumptions"])
+    assert any("A100" in said for said in texts(found["assumptions"]))
 
 
 def test_a_measured_link_goes_before_a_listed_one(ask: Cli, layers: Path, machine: Path) -> None:
@@ -250,7 +250,7 @@ def test_a_link_alone_puts_all_gpus_on_one_node(ask: Cli, layers: Path) -> None:
     found = _json(ask, layers, "--gpus", "8", "--link", "300GB/s")
     assert found["gpus_per_node"] == 8
     assert [point["gpus"] for point in found["curve"]] == [1, 2, 4, 8]
-    assert "16 GPUs need more than one node of 8" in found["curve_ends"]
+    assert "16 GPUs need more than one node of 8" in found["curve_ends"]["text"]
 
 
 def test_a_machine_record_without_the_needed_link_is_said(ask: Cli, layers: Path, machine: Path) -> None:
@@ -262,7 +262,7 @@ def test_a_machine_record_without_the_needed_link_is_said(ask: Cli, layers: Path
 def test_a_run_without_layers_is_said(ask: Cli, tmp_path: Path) -> None:
     make_run(tmp_path / "light", [0.1, 0.1, 0.1, 0.1])
     found = json.loads(ask("whatif", str(tmp_path / "light"), "--json").stdout)
-    assert any("holds no layers" in words for words in found["assumptions"])
+    assert any("holds no layers" in words for words in texts(found["assumptions"]))
     assert "only single GPUs" in _no(ask, "light", "--gpus", "2", "--network", "1gbit")
 
 

@@ -9,7 +9,7 @@ import psutil
 import pytest
 
 from stallwise.record.launch import _PATIENCE_S
-from tests.conftest import Cli
+from tests.conftest import Cli, texts
 from tests.record.jobs import JOBS, TRAIN, Profiled
 
 SHORT = ("--max-time", "0.5s")
@@ -90,7 +90,7 @@ def test_interrupted_it_shows_what_was_measured(tmp_path: Path, number: int, ran
     assert "The profile was interrupted." in job.said
     assert "Traceback" not in job.err
     assert "compute" in job.out, "the card is there"
-    assert job.shown()["partial_reason"].startswith("The profile was interrupted.")
+    assert job.shown()["partial_reason"]["text"].startswith("The profile was interrupted.")
     assert job.litter() == []
 
 
@@ -155,7 +155,7 @@ def test_too_little_to_measure_is_said(tmp_path: Path, script: str, arguments: t
 @pytest.mark.parametrize("loop", ["endless", pytest.param("own", marks=pytest.mark.soak)])
 def test_loops_of_other_kinds_end_by_themselves(tmp_path: Path, loop: str) -> None:
     job = Profiled(tmp_path, *SHORT, str(JOBS / "loops.py"), loop).ended(0)
-    notes = " ".join(job.manifest["notes"])
+    notes = " ".join(texts(job.manifest["notes"]))
     assert ("No DataLoader was seen" in notes) == (loop == "own")
     assert "trained to the end" not in job.out
     assert "Traceback" not in job.err

@@ -14,7 +14,7 @@ from stallwise.record._files import FileProtection, protect_files
 from stallwise.record._overlay import OverlaySpec, mounts
 from stallwise.record.ablate._guards import CHANGE, CREATE, READ, READ_LINK, SPECIAL
 from stallwise.record.rank.environment import RecordSettings
-from tests.conftest import lacks
+from tests.conftest import lacks, texts
 from tests.record.jobs import JOBS, Profiled
 
 FILES = str(JOBS / "files.py")
@@ -74,7 +74,7 @@ def test_on_an_overlay_everything_works_and_nothing_stays(folder: Path) -> None:
     job = Profiled(folder, "--keep-writes", "--max-time", "0.5s", FILES, "children").ended(0)
     assert "all is as the script expects" in job.out, job.err
     assert state(folder) == before
-    assert any("overlay" in note for note in job.manifest["notes"])
+    assert any("overlay" in note for note in texts(job.manifest["notes"]))
     left = {path.name for path in job.run.iterdir()}
     assert not left & {"overlay", "parts"}, left
     assert job.run.stat().st_mode & 0o777 == 0o700
@@ -127,7 +127,7 @@ def test_with_wrapped_functions_nothing_that_was_there_changes(folder: Path) -> 
     assert {name: after.get(name) for name in before} == before
     aside = job.run / "scratch" / str(folder).lstrip("/")
     assert (aside / "private.txt").stat().st_mode & 0o777 == 0o600, "a copy is no more public than the file"
-    assert any("wrapping" in note for note in job.manifest["notes"])
+    assert any("wrapping" in note for note in texts(job.manifest["notes"]))
 
 
 # Names that are arguments of functions of os, io, shutil and tempfile which take paths.

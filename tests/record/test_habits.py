@@ -13,7 +13,7 @@ from stallwise.record.ablate._replay import ReplayRing, batch_bytes, batch_count
 from stallwise.record.observe._contained import ContainedObserver
 from stallwise.record.observe._features import StepCounter
 from stallwise.record.rank._steps import StepClock
-from tests.conftest import needs
+from tests.conftest import needs, texts
 from tests.record.jobs import JOBS, Profiled
 
 HABITS = str(JOBS / "habits.py")
@@ -28,7 +28,7 @@ def test_batches_may_be_emptied_and_gradients_taken_in_any_way(tmp_path: Path) -
     assert phases_of(job)["layers"] > 0
     manifest = job.manifest
     assert manifest["counts"]["samples"] == 4 * manifest["counts"]["steps"]
-    notes = " ".join(manifest["notes"])
+    notes = " ".join(texts(manifest["notes"]))
     for sentence in ("TorchScript", "torch.func", "changes batches in place"):
         assert sentence in notes, notes
     assert manifest["model"]["flops_per_step"], "counted, although gradients were taken with autograd.grad"

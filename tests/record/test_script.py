@@ -8,6 +8,7 @@ from pathlib import Path
 
 import pytest
 
+from tests.conftest import texts
 from tests.record.jobs import JOBS, Profiled
 
 # Another process through the same code; those in `make test` are the ways that differ.
@@ -97,7 +98,7 @@ def test_training_loops_of_many_shapes_are_profiled(tmp_path: Path, shape: str) 
 def test_an_epoch_keeps_its_length_so_that_schedules_hold(tmp_path: Path) -> None:
     job = Profiled(tmp_path, str(JOBS / "shapes.py"), "one_cycle").ended(0)
     assert "trained to the end" in job.out
-    assert "The script ended by itself" in " ".join(job.manifest["notes"])
+    assert "The script ended by itself" in " ".join(texts(job.manifest["notes"]))
 
 
 def test_a_script_that_holds_on_is_left_all_the_same(tmp_path: Path) -> None:

@@ -5,6 +5,7 @@ from pathlib import Path
 
 import pytest
 
+from tests.conftest import texts
 from tests.program import run_program
 
 JOB = Path(__file__).with_name("jobs") / "parallel.py"
@@ -23,5 +24,5 @@ def test_what_cannot_be_taken_apart_is_named(how: str, tmp_path: Path) -> None:
     done = run_program(["profile", *options, str(JOB), how], tmp_path)
     assert done.returncode == 0, done.stderr
     found = json.loads(done.stdout)
-    assert any(note.startswith(SAID[how]) for note in found["notes"]), found["notes"]
+    assert any(note.startswith(SAID[how]) for note in texts(found["notes"])), found["notes"]
     assert found["split"]["compute"]["s"] > 0

@@ -10,6 +10,7 @@ from stallwise.analysis.profile import GradientNoise, LayerTime, OverheadEvent, 
 from stallwise.analysis.split import Skew, Split
 from stallwise.model.statistics.stalls import Share
 from stallwise.run.manifest import ModelRecord, NodeRecord, WorldRecord
+from stallwise.sentences import Sentence
 
 CPU_NODE = NodeRecord(node=0, cpu_model="AMD EPYC", cores=2, memory_bytes=25 * 2**30)
 NO_RATES = Rates(G=None, P=None, P_per_core=None, F=None, C=None)
@@ -53,7 +54,7 @@ PLAIN = Profile(
     mfu=None,
     peak_memory_bytes=None,
     happenings=(),
-    notes=("No DataLoader was seen.",),
+    notes=(Sentence("recorded", "No DataLoader was seen."),),
 )
 """One process on the CPU, no loader: nothing but compute could be measured."""
 
@@ -93,7 +94,7 @@ DDP = replace(
         OverheadEvent(kind="first_batch", count=12, mean_s=0.0177),
         OverheadEvent(kind="worker_startup", count=12, mean_s=0.0077),
     ),
-    notes=("The profile ended because the time budget was spent.",),
+    notes=(Sentence("recorded", "The profile ended because the time budget was spent."),),
 )
 """Two ranks on one machine without a GPU."""
 
@@ -155,7 +156,7 @@ FULL = replace(
 PARTIAL = replace(
     DDP,
     state="partial",
-    partial_reason="Rank 1 was killed by signal 9.",
+    partial_reason=Sentence("recorded", "Rank 1 was killed by signal 9."),
     step_low_s=-math.inf,
     step_high_s=math.inf,
     split=Split(compute=Share(0.100, 0.0, math.inf), prep=Share(0.0339, 0.0, math.inf)),
@@ -169,8 +170,8 @@ HOSTILE = replace(
     FULL,
     script="<script>alert(1)</script>.py",
     run_id='"><b>',
-    partial_reason="[bold]<i>&",
-    notes=("<img src=x> [red]note[/red]",),
+    partial_reason=Sentence("recorded", "[bold]<i>&"),
+    notes=(Sentence("recorded", "<img src=x> [red]note[/red]"),),
     layers=(LayerTime(name="<u>layer", kind="[bold]<u>", forward_s=0.0, backward_s=None),),
     verdict=replace(FULL.verdict, next_step="</style><p>[link]", binds="[x]"),
     nodes=(NodeRecord(node=0, cpu_model="<cpu>", gpus=("<gpu>",)),),

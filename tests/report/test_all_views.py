@@ -22,6 +22,7 @@ import msgspec
 import pytest
 
 from stallwise.report import views
+from stallwise.sentences import Sentence
 from tests.report.test_terminal import WIDTHS, printed
 from tests.report.test_worst_outputs import COMMANDS, CUT, UGLY
 
@@ -108,6 +109,7 @@ class _Maker:
             int: lambda: _INTS[self._count % len(_INTS)],
             bool: lambda: bool(self._count % 2),
             str: lambda: f"some-long-{name or 'name'}-of-it",
+            Sentence: lambda: Sentence("some.code", f"A sentence about {name or 'something'}."),
             dt.date: lambda: dt.date(2026, 8, 22),
             dt.datetime: lambda: dt.datetime(2026, 8, 22, tzinfo=dt.UTC),
             Path: lambda: Path("/some/folder/of/this"),

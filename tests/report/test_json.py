@@ -1,17 +1,23 @@
 """JSON documents: schemas, errors, and text that cannot move a terminal's cursor."""
 
 import json
+import pickle
+import re
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
+import msgspec
 import pytest
 
 from stallwise.report._documents import DOCUMENTS
 from stallwise.report.json import document_name, to_json
-from stallwise.report.schemas import RESULTS, json_schemas, schemas_text
+from stallwise.report.schemas import RESULTS, json_schemas, schemas_text, sentence_codes
+from stallwise.sentences import Sentence, read_sentence
 from tests.conftest import ROOT, Cli, needs
 
 RUN = str(ROOT / "examples" / "runs" / "images")
+TRACES = str(ROOT / "examples" / "runs" / "traces")
 
 
 def test_the_published_schemas_are_current() -> None:
@@ -55,6 +61,100 @@ def test_documents_have_the_keys_of_their_schema(
     _check(document, json_schemas()["documents"][name], json_schemas()["$defs"], name)
 
 
+SPOT = ("--price", "3", "--spot-price", "1", "--checkpoint-time", "5s", "--replays", "50", "--mean-life", "9h")
+ANSWERS = (
+    ("report", RUN),
+    ("report", RUN, "--detail"),
+    ("report", RUN, "--as", "stash"),
+    ("compare", RUN, RUN),
+    ("doctor",),
+    ("whatif", RUN, "--gpu", "H100", "--gpus", "16", "--nodes", "2", "--network", "100gbit"),
+    ("predict", RUN, "--gpu", "H100"),
+    ("recommend", RUN, "--samples", "1e6", "--gpu", "T4", "--deadline", "12h"),
+    ("recommend", RUN, "--samples", "1e9", "--gpu", "T4", "--budget", "1usd"),
+    ("recommend", RUN, "--samples", "2e7", "--gpu", "T4", "--deadline", "1min"),
+    ("catalog", "gpus"),
+    ("catalog", "instances", "--gpu", "T4"),
+    ("catalog", "offers", "--gpu", "T4"),
+    ("catalog", "show", "T4"),
+    ("data", "plan", RUN, "--cache-size=1GB", "--store-link=1gbit", "--latency=9ms", "--sample-size=1MB"),
+    ("trace", "show", TRACES),
+    ("spot", "fit", "K80/us-east1"),
+    ("spot", "plan", RUN, "--steps", "1000", *SPOT),
+    ("deflate", RUN),
+    ("fleet", "rehearse", "--machines=2", "--work=1h"),
+    ("simulate", "jobs.csv", "--cluster", "machines=2,gpus=4", "--policy", "fifo,las"),
+    ("overcommit", "machines.csv"),
+)
+# Names and facts of several words, and those in words beside a code: `binding` beside `binds`, `differs` and `said`
+# beside `name`. Sources and notes of the catalog are citations.
+NO_SENTENCES = re.compile(
+    r"\.(name|phase|differs|system|python|before|after|tier|binding|source|sources\.[\w-]+|note|fleet|said|planned|best"
+    r"|cpu_model|method|path|out|run|script|kind|where|arrivals|loads?|cluster|host)$"
+)
+
+
+@pytest.mark.parametrize("arguments", ANSWERS, ids=lambda words: " ".join(words[:1] + words[2:]))
+def test_every_sentence_of_a_document_has_a_code(arguments: tuple[str, ...], ask: Cli, tmp_path: Path) -> None:
+    if arguments[0] == "simulate":
+        needs("numba")
+        (tmp_path / "jobs.csv").write_text("job_id,submit_s,gpus,duration_s\n1,0,2,60\n2,5,4,90\n")
+    if arguments[0] == "overcommit":
+        needs("numba")
+        (tmp_path / "machines.csv").write_text("machine_id,start_s,end_s,cpu\na,0,900,1\nb,100,1800,1\n")
+    arguments = tuple(str(tmp_path / one) if one in ("jobs.csv", "machines.csv") else one for one in arguments)
+    code = 1 if arguments[-1] == "1min" else 0
+    document = json.loads(ask(*arguments, "--json", code=code).stdout)
+    bare = [f"{where} = {text}" for where, text in _sentences(document, "") if not NO_SENTENCES.search(where)]
+    assert not bare, "\n".join(bare)
+    codes = set(sentence_codes())
+    assert set(_codes(document)) <= codes
+
+
+def _sentences(value: Any, where: str) -> Iterator[tuple[str, str]]:
+    """Every text of three words or more that stands without a code."""
+    if isinstance(value, dict):
+        coded = "code" in value
+        for key, inner in value.items():
+            if not (coded and isinstance(inner, str)):
+                yield from _sentences(inner, f"{where}.{key}")
+    elif isinstance(value, list):
+        for inner in value:
+            yield from _sentences(inner, where)
+    elif isinstance(value, str) and len(value.split()) >= 3 and not value[0].isdigit():
+        yield where, value
+
+
+def _codes(value: Any) -> Iterator[str]:
+    if isinstance(value, dict):
+        if {"code", "text"} <= set(value):
+            yield value["code"]
+        for inner in value.values():
+            yield from _codes(inner)
+    elif isinstance(value, list):
+        for inner in value:
+            yield from _codes(inner)
+
+
+def test_a_sentence_is_text_with_a_code_and_facts() -> None:
+    sentence = Sentence("batch.passes", "A step takes 2 passes.", passes=2)
+    copy = pickle.loads(pickle.dumps(sentence))  # noqa: S301 - made here
+    assert (copy, copy.code, copy.facts) == ("A step takes 2 passes.", "batch.passes", {"passes": 2})
+    written = {"code": "batch.passes", "text": "A step takes 2 passes.", "passes": 2}
+    assert json.loads(to_json({"notes": [sentence]})) == {"notes": [written]}
+    back = msgspec.convert([written, "An old note."], tuple[Sentence, ...], dec_hook=read_sentence)
+    assert [(one, one.code, one.facts) for one in back] == [
+        ("A step takes 2 passes.", "batch.passes", {"passes": 2}),
+        ("An old note.", "recorded", {}),
+    ]
+    with pytest.raises(msgspec.ValidationError):
+        msgspec.convert([{"text": 3}], tuple[Sentence, ...], dec_hook=read_sentence)
+
+
+def test_codes_have_one_form() -> None:
+    assert all(re.fullmatch(r"[a-z0-9]+(-[a-z0-9]+)*(\.[a-z0-9]+(-[a-z0-9]+)*)?", code) for code in sentence_codes())
+
+
 _KINDS: dict[str, type] = {"string": str, "integer": int, "boolean": bool}
 
 
@@ -68,10 +168,10 @@ def _check(value: Any, schema: dict[str, Any], definitions: dict[str, Any], wher
         else:
             _check(value, next(one for one in schema["anyOf"] if one.get("type") != "null"), definitions, where)
     elif "properties" in schema:
-        assert set(value) <= set(schema["properties"]), where
+        assert "additionalProperties" in schema or set(value) <= set(schema["properties"]), where
         assert set(schema.get("required", ())) <= set(value), where
         for key, inner in value.items():
-            _check(inner, schema["properties"][key], definitions, f"{where}.{key}")
+            _check(inner, schema["properties"].get(key, {}), definitions, f"{where}.{key}")
     elif schema.get("type") == "array" and isinstance(schema.get("items"), dict):
         for inner in value:
             _check(inner, schema["items"], definitions, f"{where}[]")

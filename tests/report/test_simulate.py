@@ -28,6 +28,7 @@ from stallwise.report.views.simulate import (
     spark,
     write_jobs,
 )
+from stallwise.sentences import Sentence
 from tests.report.page_reader import PageReader
 
 JOBS = tuple(Job(id=f"j{i}", arrival_s=10.0 * i, gpus=2, work_s=100.0) for i in range(4))
@@ -79,7 +80,7 @@ def comparison(
     for case in sweep.cases():
         wait_s = waits.get(case.policy, 30.0) * case.load + case.seed
         runs.append(summarise(case, outcome(case.policy, (wait_s,) * 4), 0.1, keep=True))
-    trace = Trace(source="made.csv", format="plain", jobs=JOBS, notes=("A note & more.",))
+    trace = Trace(source="made.csv", format="plain", jobs=JOBS, notes=(Sentence("a.note", "A note & more."),))
     return compare_policies(trace, sweep, runs)
 
 
@@ -93,7 +94,16 @@ def drawn(found: SimulationComparison) -> str:
 
 def test_the_table_has_every_policy_side_by_side() -> None:
     text = drawn(comparison())
-    for expected in ("made.csv: 4 jobs", "fifo", "srtf*", "las", "2.33 min", "JCT mean", "makespan", "A note & more."):
+    for expected in (
+        "made.csv: 4 jobs",
+        "fifo",
+        "srtf*",
+        "las",
+        "2.33 min",
+        "JCT mean",
+        "makespan",
+        Sentence("a.note", "A note & more."),
+    ):
         assert expected in text
     assert max(map(len, text.splitlines())) <= 100
     assert "* reads durations" in text
@@ -132,7 +142,7 @@ def test_json_rows() -> None:
     )
     assert (row["policy"], row["load"], row["seed"], row["jct_mean_s"]) == ("fifo", 1.0, 0, 140.0)
     assert [one["load"] for one in found["settings"]] == [1.0, 2.0]
-    assert found["notes"] == ["A note & more."]
+    assert found["notes"] == [{"code": "a.note", "text": "A note & more."}]
 
 
 def test_a_batch_has_no_demand_and_json_no_infinity() -> None:
@@ -143,7 +153,7 @@ def test_a_batch_has_no_demand_and_json_no_infinity() -> None:
     found = compare_policies(Trace(source="b.csv", format="plain", jobs=jobs), sweep, [run])
     assert json.loads(to_json(document(found)))["settings"][0]["demand"] is None
     assert "All jobs come at once" in drawn(found)
-    assert verdict(found.settings[0]) == "", "one policy alone is no contest"
+    assert verdict(found.settings[0]) is None, "one policy alone is no contest"
 
 
 def test_the_page_is_whole_and_can_be_read_aloud(tmp_path: Path) -> None:

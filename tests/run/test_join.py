@@ -7,6 +7,7 @@ import pytest
 from stallwise.errors import RunError
 from stallwise.run import RankWriter, Run, join
 from stallwise.run.schema import TABLES
+from stallwise.sentences import Sentence
 from tests.run.made import begin, make_run, step, write_rank
 
 
@@ -18,7 +19,7 @@ def test_joining_again_changes_nothing(tmp_path: Path) -> None:
     first = make_run(tmp_path, [0.1, 0.2], ranks=2)
     files = _bytes(tmp_path)
     assert set(files) == {"manifest.json", *(f"{name}.npz" for name in TABLES)}
-    assert join(tmp_path, exit_code=9, reason="late") == first
+    assert join(tmp_path, exit_code=9, reason=Sentence("run.interrupted", "late")) == first
     assert _bytes(tmp_path) == files
 
 
@@ -54,7 +55,7 @@ def test_a_number_of_ranks_that_no_memory_holds(tmp_path: Path) -> None:
 
 def test_no_rank_at_all(tmp_path: Path) -> None:
     begin(tmp_path, ranks=12)
-    manifest = join(tmp_path, reason="The launcher was interrupted.")
+    manifest = join(tmp_path, reason=Sentence("run.interrupted", "The launcher was interrupted."))
     assert manifest.state == "partial"
     assert manifest.partial_reason == (
         "The launcher was interrupted. Ranks 0, 1, 2, 3, 4, 5, 6, 7 and 4 more of 12 left no record."
@@ -85,7 +86,7 @@ def test_an_interrupted_run_stays_partial_when_completed_later(tmp_path: Path) -
     shutil.copytree(tmp_path / "a", tmp_path / "b")
     write_rank(tmp_path / "a", 0, [0.1])
     write_rank(tmp_path / "b", 1, [0.2])
-    join(tmp_path / "a", reason="The launcher was interrupted.")
+    join(tmp_path / "a", reason=Sentence("run.interrupted", "The launcher was interrupted."))
     manifest = join(tmp_path / "a", others=[tmp_path / "b"])
     assert (manifest.state, manifest.partial_reason) == ("partial", "The launcher was interrupted.")
 

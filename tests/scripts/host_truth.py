@@ -80,7 +80,7 @@ def main() -> None:
         row = {
             "case": name, "bare_ms": step, "baseline_ms": base, "truth_ms": None if base is None else step - base,
             "step_ms": 1e3 * document["step_s"], "part": part, "value_ms": value, "split": split, "causes": causes,
-            "verdict": [verdict["binds"], verdict["sentence"], verdict["next_step"]],
+            "verdict": [verdict["binds"], verdict["sentence"]["text"], verdict["next_step"]["text"]],
             "samples_per_s": document["samples_per_s"], "mfu": document["mfu"], "notes": document["notes"],
             "took_s": time.monotonic() - began,
         }  # fmt: skip

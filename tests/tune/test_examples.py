@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from tests.conftest import ROOT, Cli, lacks
+from tests.conftest import ROOT, Cli, lacks, texts
 from tests.figures import Figures
 
 pytestmark = [pytest.mark.soak, pytest.mark.truth]
@@ -23,7 +23,7 @@ def tuned(cli: Cli, *job: str) -> dict:
     print(f"\n{Path(found['script']).name}: {found['binds']} binds, kept {found['kept'] or 'nothing'}")
     for one in found["attempts"]:
         print(f"  {one['settings']}: predicted {one['predicted_gain']:.0%}, measured {one['gain']:.0%}")
-    for note in found["notes"]:
+    for note in texts(found["notes"]):
         print(f"  {note}")
     return found
 

@@ -345,7 +345,7 @@ def test_the_skypilot_file_is_the_commands_own(served: Served, ask: Cli, tmp_pat
     words = shlex.split(found["command"])
     told = ask(*words[1:], "--skypilot", str(tmp_path / "task.yaml"), "--json")
     said = json.loads(told.stdout)
-    assert (found["verdict"], found["front"][0]["usd"]) == (said["verdict"], said["front"][0]["usd"])
+    assert (found["verdict"], found["front"][0]["usd"]) == (said["verdict"]["text"], said["front"][0]["usd"])
     sky = served.get(f"/skypilot?{query}")
     assert "attachment" in sky.headers["content-disposition"]
     assert sky.body.decode() == (tmp_path / "task.yaml").read_text()

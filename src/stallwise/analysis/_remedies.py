@@ -15,6 +15,7 @@ from stallwise.analysis.observed import (
     SYNCHRONISE,
     ObservedCause,
 )
+from stallwise.sentences import Sentence
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -22,7 +23,7 @@ class Remedy:
     """What holds the step up, what removes it, and the seconds of a step that it saves; None: cannot be told."""
 
     sentence: str
-    next_step: str
+    next_step: Sentence
     saves_s: float | None
 
 
@@ -39,26 +40,43 @@ _HOLDS_UP = {
 }
 _REMEDIES = {
     LAUNCH: (
-        'Launch less: torch.compile(model, mode="reduce-overhead") or a CUDA graph, an optimizer with fused=True '
-        "(or foreach=True), or a larger batch."
+        Sentence(
+            "remedy.launch-less",
+            'Launch less: torch.compile(model, mode="reduce-overhead") or a CUDA graph, an optimizer with fused=True '
+            "(or foreach=True), or a larger batch.",
+        )
     ),
     SYNCHRONISE: (
-        "Do not wait for the device in every step: no .item(), .cpu(), print of a tensor or boolean test of one; keep "
-        "sums on the device and read them every hundred steps."
+        Sentence(
+            "remedy.synchronise-less",
+            "Do not wait for the device in every step: no .item(), .cpu(), print of a tensor or boolean test of one; "
+            "keep sums on the device and read them every hundred steps.",
+        )
     ),
     ALLOCATE: (
-        "Free less memory back to the driver: no torch.cuda.empty_cache() in the loop, "
-        "PYTORCH_CUDA_ALLOC_CONF=expandable_segments:True, or a smaller batch."
+        Sentence(
+            "remedy.keep-memory",
+            "Free less memory back to the driver: no torch.cuda.empty_cache() in the loop, "
+            "PYTORCH_CUDA_ALLOC_CONF=expandable_segments:True, or a smaller batch.",
+        )
     ),
-    GC: "Call gc.freeze() before the loop, or gc.disable() and gc.collect() every thousand steps.",
-    PYTHON: "Do it less often, or in a thread, while the device works.",
+    GC: Sentence(
+        "remedy.freeze-gc", "Call gc.freeze() before the loop, or gc.disable() and gc.collect() every thousand steps."
+    ),
+    PYTHON: Sentence("remedy.python-aside", "Do it less often, or in a thread, while the device works."),
     DATA_CODE: (
-        "Prepare the next batch while this one is trained on: a DataLoader with workers, or a thread that keeps one "
-        "batch ahead."
+        Sentence(
+            "remedy.prepare-ahead",
+            "Prepare the next batch while this one is trained on: a DataLoader with workers, or a thread that keeps "
+            "one batch ahead.",
+        )
     ),
-    ROLLOUT: "Act in larger batches (vectorised environments), or collect in processes of their own.",
-    LOADER: "Let more workers prepare batches, further ahead.",
-    COPY: "Use pinned memory and .to(device, non_blocking=True), or send smaller types.",
+    ROLLOUT: Sentence(
+        "remedy.act-in-batches",
+        "Act in larger batches (vectorised environments), or collect in processes of their own.",
+    ),
+    LOADER: Sentence("remedy.more-workers", "Let more workers prepare batches, further ahead."),
+    COPY: Sentence("remedy.pin-memory", "Use pinned memory and .to(device, non_blocking=True), or send smaller types."),
 }
 _OVERLAPS = frozenset({DATA_CODE, ROLLOUT, LOADER})
 """What can run beside training, if the cores are there."""

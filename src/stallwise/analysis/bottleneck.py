@@ -17,6 +17,7 @@ from stallwise.analysis.loading import LoadingFacts, cores_used, worker_gain
 from stallwise.analysis.split import StepMeasurement
 from stallwise.model.statistics.stalls import SMALL, WORTH_IT, Share
 from stallwise.run import phases
+from stallwise.sentences import Sentence
 
 CONFIDENT = 0.9
 """Probability from which a part is named."""
@@ -36,7 +37,7 @@ _SENTENCES = {
     "fetch": "Reading data holds the step up",
 }
 _NOUNS = {"compute": "compute alone", "skew": "a slow rank"}
-_MORE_STEPS = "Give the script more steps or epochs, and profile it again."
+_MORE_STEPS = Sentence("profile.more-steps", "Give the script more steps or epochs, and profile it again.")
 _LESS_EXCHANGE = "Exchange less often (accumulate gradients) or less (a bf16 hook)"
 _LESS_PREPARATION = "prepare less per sample (smaller images, a faster decoder, prepared data)"
 
@@ -50,8 +51,8 @@ class Bottleneck:
     """
 
     binds: str
-    sentence: str
-    next_step: str
+    sentence: Sentence
+    next_step: Sentence
     predicted_step_s: float | None = None
     predicted_low_s: float | None = None
     predicted_high_s: float | None = None
@@ -127,9 +128,18 @@ def _skewed(measured: StepMeasurement, confidence: float) -> Bottleneck:
     assert skew is not None  # noqa: S101 - it was drawn
     return replace(
         _without("skew", _skew_share(measured, skew.s), measured),
-        sentence=f"Rank {skew.rank} computes longer than the others, and all wait for it: {_percent(skew.s / step_s)} "
-        "of the step.",
-        next_step=f"Find out what is different about rank {skew.rank}: its data, its GPU, its neighbours.",
+        sentence=Sentence(
+            "bound.skew",
+            f"Rank {skew.rank} computes longer than the others, and all wait for it: {_percent(skew.s / step_s)} of "
+            "the step.",
+            rank=skew.rank,
+            skew_s=skew.s,
+        ),
+        next_step=Sentence(
+            "remedy.slow-rank",
+            f"Find out what is different about rank {skew.rank}: its data, its GPU, its neighbours.",
+            rank=skew.rank,
+        ),
         confidence=confidence,
     )
 
@@ -151,8 +161,10 @@ def _computing(measured: StepMeasurement, highest_s: float) -> Bottleneck:
         sentence += " How long it waits for data was not measured."
     return Bottleneck(
         binds="compute",
-        sentence=sentence,
-        next_step="Make compute cheaper: a lower precision, torch.compile, or a faster device.",
+        sentence=Sentence("bound.compute", sentence, highest_s=highest_s),
+        next_step=Sentence(
+            "remedy.compute", "Make compute cheaper: a lower precision, torch.compile, or a faster device."
+        ),
         confidence=float(np.mean(np.max(draws, axis=0) <= SMALL * step_s)) if draws else None,
     )
 
@@ -164,9 +176,12 @@ def _inconclusive(measured: StepMeasurement, job: JobSituation, chances: dict[st
         stalls |= {"skew": _skew_share(measured, measured.skew.s)}
     candidates = _candidates(stalls, step_s, chances)
     sized = [_sized(name, stalls.get(name), step_s) for name in candidates]
-    sentence = f"Their intervals overlap, so the profile cannot tell what limits the step: {', or '.join(sized)}."
+    sentence = Sentence(
+        "inconclusive.overlap",
+        f"Their intervals overlap, so the profile cannot tell what limits the step: {', or '.join(sized)}.",
+    )
     if len(sized) == 1:
-        sentence = f"One stall is not told from noise: {sized[0]}."
+        sentence = Sentence("inconclusive.noise", f"One stall is not told from noise: {sized[0]}.")
     some_stall = sum(chance for name, chance in chances.items() if name != "compute") >= CONFIDENT
     first = next((name for name in candidates if name in stalls and name != "skew"), None)
     sure = [name for name in candidates if name in stalls and stalls[name].low_s >= WORTH_IT * step_s]
@@ -175,9 +190,11 @@ def _inconclusive(measured: StepMeasurement, job: JobSituation, chances: dict[st
     longer_s = None if job.ended_itself else _longer_s(chances, job.measured_s)
     next_step = _MORE_STEPS
     if longer_s is not None:
-        next_step = f"Profile about {longer_s:.0f} s longer."
+        next_step = Sentence("profile.longer", f"Profile about {longer_s:.0f} s longer.", longer_s=longer_s)
     if some_stall and first is not None:
-        next_step += f" If it is {first}: {_advice(first, measured, job)}"
+        advice = _advice(first, measured, job)
+        words = f"{next_step} If it is {first}: {advice}"
+        next_step = Sentence(next_step.code, words, **next_step.facts, part=first, remedy=advice.code)
     return Bottleneck(
         binds="inconclusive",
         sentence=sentence,
@@ -207,8 +224,11 @@ def _tied(
     advice = " ".join(f"For {name}: {_advice(name, measured, job)}" for name in names)
     return Bottleneck(
         binds="inconclusive",
-        sentence=f"Several stalls are about equally large, and each is worth removing: {', '.join(sized)}.",
-        next_step=advice,
+        sentence=Sentence(
+            "inconclusive.several",
+            f"Several stalls are about equally large, and each is worth removing: {', '.join(sized)}.",
+        ),
+        next_step=Sentence("remedy.several", advice),
         confidence=max(chances.values(), default=None),
         candidates=tuple(names),
         measured_s=job.measured_s,
@@ -241,21 +261,29 @@ def _longer_s(chances: dict[str, float], measured_s: float) -> float:
 def _observed_only(measured: StepMeasurement, *, light: bool, ended_itself: bool) -> Bottleneck:
     """Without ablation only the waiting for batches is measured, not its cause, nor any other stall."""
     wait_s, step_s = measured.data_wait_s, measured.step.value
-    full = "Run a full profile (not a light one) to have the step split into its parts."
+    full = Sentence("profile.full", "Run a full profile (not a light one) to have the step split into its parts.")
     if not light:
-        full = "Wrap what the loop iterates over in stallwise.batches(...), so that its batches can be replayed."
+        full = Sentence(
+            "profile.wrap-batches",
+            "Wrap what the loop iterates over in stallwise.batches(...), so that its batches can be replayed.",
+        )
     if wait_s is None:
         if ended_itself and not light:
-            sentence = "The script ended before its steps were watched, so no stall can be named."
-            return Bottleneck(binds="unknown", sentence=sentence, next_step=_MORE_STEPS)
+            early = Sentence(
+                "unknown.ended-early", "The script ended before its steps were watched, so no stall can be named."
+            )
+            return Bottleneck(binds="unknown", sentence=early, next_step=_MORE_STEPS)
         why = "" if light else ": the job has no loader whose batches could be replayed, and exchanges no gradients"
-        return Bottleneck(
-            binds="unknown", sentence=f"Nothing was ablated, so no stall can be named{why}.", next_step=full
-        )
+        nothing = Sentence("unknown.not-ablated", f"Nothing was ablated, so no stall can be named{why}.")
+        return Bottleneck(binds="unknown", sentence=nothing, next_step=full)
     return Bottleneck(
         binds="unknown",
-        sentence=f"Observed only: the script waits for its batches {_percent(wait_s / step_s)} of the time; "
-        "a GPU may be busy meanwhile.",
+        sentence=Sentence(
+            "unknown.observed-only",
+            f"Observed only: the script waits for its batches {_percent(wait_s / step_s)} of the time; a GPU may be "
+            "busy meanwhile.",
+            wait_s=wait_s,
+        ),
         next_step=full,
     )
 
@@ -264,13 +292,17 @@ def _stalled(name: str, stall: Share, measured: StepMeasurement, job: JobSituati
     step_s = measured.step.value
     remedy = _remedy(name, measured)
     if remedy is not None:
-        sentence = f"Observed: {remedy.sentence}, {_percent(stall.s / step_s)} of the step."
+        sentence = Sentence(
+            "bound.observed", f"Observed: {remedy.sentence}, {_percent(stall.s / step_s)} of the step.", stall_s=stall.s
+        )
         if remedy.saves_s is None:
             return Bottleneck(binds=name, sentence=sentence, next_step=remedy.next_step)
         part = remedy.saves_s / stall.s if stall.s else 0.0
         saved = Share(remedy.saves_s, part * stall.low_s, part * stall.high_s)
         return replace(_without(name, saved, measured), sentence=sentence, next_step=remedy.next_step)
-    sentence = f"{_SENTENCES[name]}: {_percent(stall.s / step_s)} of the step."
+    sentence = Sentence(
+        "bound.stall", f"{_SENTENCES[name]}: {_percent(stall.s / step_s)} of the step.", stall_s=stall.s
+    )
     if name in ("prep", "fetch") and measured.data is not None:
         return _data_bound(name, sentence, stall, measured, job)
     return replace(_without(name, stall, measured), sentence=sentence, next_step=_advice(name, measured, job))
@@ -283,8 +315,8 @@ def _without(name: str, stall: Share, measured: StepMeasurement) -> Bottleneck:
     floor_s = min(left_s, compute_s) if name != "skew" else 0.0
     return Bottleneck(
         binds=name,
-        sentence="",
-        next_step="",
+        sentence=Sentence("bound.stall", ""),
+        next_step=Sentence("remedy.several", ""),
         predicted_step_s=left_s,
         predicted_low_s=max(step_s - stall.high_s, floor_s),
         predicted_high_s=min(step_s, step_s - stall.low_s),
@@ -292,7 +324,9 @@ def _without(name: str, stall: Share, measured: StepMeasurement) -> Bottleneck:
     )
 
 
-def _data_bound(name: str, sentence: str, stall: Share, measured: StepMeasurement, job: JobSituation) -> Bottleneck:
+def _data_bound(
+    name: str, sentence: Sentence, stall: Share, measured: StepMeasurement, job: JobSituation
+) -> Bottleneck:
     """Another number of workers where that is certain to help; else what the stall needs instead.
 
     What workers bring is the model's time with them over the model's time with the present number, so that a stall
@@ -306,7 +340,11 @@ def _data_bound(name: str, sentence: str, stall: Share, measured: StepMeasuremen
         return Bottleneck(
             binds=name,
             sentence=sentence,
-            next_step=f"Set num_workers={workers.num_workers} in the DataLoader (now {loading.setting.num_workers}).",
+            next_step=Sentence(
+                "remedy.num-workers",
+                f"Set num_workers={workers.num_workers} in the DataLoader (now {loading.setting.num_workers}).",
+                num_workers=workers.num_workers,
+            ),
             predicted_step_s=predicted,
             predicted_low_s=min(predicted, low_s),
             predicted_high_s=max(predicted, high_s),
@@ -316,31 +354,46 @@ def _data_bound(name: str, sentence: str, stall: Share, measured: StepMeasuremen
     advice = _advice(name, measured, job)
     if work is not None and work.workers and work.period_s < ready_s:
         if busy < _BUSY:
-            sentence += " The loader keeps up: what costs is handing the batches over to the training process."
-            advice = "Hand over less: larger batches, fewer and smaller tensors per batch, pin_memory=True."
+            cause = "The loader keeps up: what costs is handing the batches over to the training process."
+            sentence = Sentence("bound.handover", f"{sentence} {cause}", **sentence.facts)
+            advice = Sentence(
+                "remedy.hand-over-less",
+                "Hand over less: larger batches, fewer and smaller tensors per batch, pin_memory=True.",
+            )
         else:
-            sentence += " The loader keeps up, but its workers and the training take the cores from each other."
+            cause = "The loader keeps up, but its workers and the training take the cores from each other."
+            sentence = Sentence("bound.shared-cores", f"{sentence} {cause}", **sentence.facts)
     return replace(_without(name, stall, measured), sentence=sentence, next_step=advice)
 
 
-def _advice(name: str, measured: StepMeasurement, job: JobSituation) -> str:
+def _advice(name: str, measured: StepMeasurement, job: JobSituation) -> Sentence:
     """What would remove a stall on the hardware that is there."""
     remedy = _remedy(name, measured)
     if remedy is not None:
         return remedy.next_step
     if name == "host":
-        return "Give the host less to do in a step: torch.compile, an optimizer with fused=True, or a larger batch."
+        return Sentence(
+            "remedy.launch-less",
+            "Give the host less to do in a step: torch.compile, an optimizer with fused=True, or a larger batch.",
+        )
     if name == "copy":
-        return "Use pin_memory=True in the loader and .to(device, non_blocking=True), or send smaller types."
+        return Sentence(
+            "remedy.pin-memory",
+            "Use pin_memory=True in the loader and .to(device, non_blocking=True), or send smaller types.",
+        )
     if name == "interconnect":
-        return f"{_LESS_EXCHANGE}, or use a faster GPU link." if job.gpus else f"{_LESS_EXCHANGE}."
+        faster = ", or use a faster GPU link" if job.gpus else ""
+        return Sentence("remedy.exchange-less", f"{_LESS_EXCHANGE}{faster}.")
     if name == "network":
-        return f"{_LESS_EXCHANGE}, or rent a faster network."
+        return Sentence("remedy.exchange-less", f"{_LESS_EXCHANGE}, or rent a faster network.")
     if name == "fetch":
-        return "Keep the data closer: a local cache, a faster disk, or larger files read in sequence."
+        return Sentence(
+            "remedy.data-closer",
+            "Keep the data closer: a local cache, a faster disk, or larger files read in sequence.",
+        )
     if measured.data is not None and cores_used(job.loading) >= _BUSY:
-        return f"The cores are used up: {_LESS_PREPARATION} or rent more cores."
-    return f"{_LESS_PREPARATION[0].upper()}{_LESS_PREPARATION[1:]}."
+        return Sentence("remedy.more-cores", f"The cores are used up: {_LESS_PREPARATION} or rent more cores.")
+    return Sentence("remedy.prepare-less", f"{_LESS_PREPARATION[0].upper()}{_LESS_PREPARATION[1:]}.")
 
 
 def _remedy(name: str, measured: StepMeasurement) -> Remedy | None:

@@ -18,6 +18,7 @@ from stallwise.run.join import count, count_phases
 from stallwise.run.manifest import CountsRecord, JobRecord, NodeRecord, PhaseRecord, State, WorldRecord
 from stallwise.run.phases import AS_IS
 from stallwise.run.reader import Run
+from stallwise.sentences import Sentence
 
 if TYPE_CHECKING:
     from stallwise.run.table import Table, TableColumn
@@ -46,14 +47,14 @@ class RunSummary:
     schema_version: int
     stallwise_version: str
     state: State
-    partial_reason: str | None
+    partial_reason: Sentence | None
     job: JobRecord
     world: WorldRecord
     nodes: tuple[NodeRecord, ...]
     software: dict[str, str]
     counts: CountsRecord
     phases: tuple[PhaseSummary, ...]
-    notes: tuple[str, ...]
+    notes: tuple[Sentence, ...]
 
 
 def summarise(run: Run) -> RunSummary:

@@ -38,6 +38,7 @@ from stallwise.model.exchange.collectives import AlphaBeta, Segments
 from stallwise.model.statistics.conformal import ErrorSpread, choose
 from stallwise.model.step.prediction import Columns
 from stallwise.model.step.setups import Numbers
+from stallwise.sentences import Sentence
 from stallwise.units import GIB
 
 _CONSUMER = ("RTX2", "RTX3", "RTX4", "RTX5", "GTX", "TITAN")
@@ -212,7 +213,7 @@ class ComputeTime:
     low: float
     high: float
     """Bounds of the answer, as factors: 80 %, or those of the measurement where the GPU is the run's own."""
-    note: str
+    note: Sentence
     """How it came about, in a sentence."""
     launching_s: float = 0.0
     """Of the host, beside the device; the longer of the two decides."""
@@ -267,12 +268,14 @@ def as_measured(model: JobModel, speed: float = 1.0) -> ComputeTime:
     )
 
 
-def _speed_note(model: JobModel, speed: float) -> str:
+def _speed_note(model: JobModel, speed: float) -> Sentence:
     if speed == 1.0:
-        return "Compute is as measured."
+        return Sentence("compute.as-measured", "Compute is as measured.")
     if model.launching_s or model.host_waits_s:
-        return "The device's work becomes faster; what the host takes to launch it does not."
-    return "All layers and the update become faster alike."
+        return Sentence(
+            "compute.device-faster", "The device's work becomes faster; what the host takes to launch it does not."
+        )
+    return Sentence("compute.alike-faster", "All layers and the update become faster alike.")
 
 
 def compute_time(
@@ -320,19 +323,24 @@ def host_ratio(model: JobModel, host_cpu: str | None) -> float | None:
     return None if own is None or target is None else own.launch_speed / target.launch_speed
 
 
-def _note(model: JobModel, gpu: Gpu, *, same: bool) -> str:
+def _note(model: JobModel, gpu: Gpu, *, same: bool) -> Sentence:
     if model.source is None:
-        return "The run has seen no GPU: compute is that of its FLOPs, bytes and kernels alone, and much less certain."
-    if same:
-        return "Compute is as measured: the GPU is the run's own."
-    if model.launching_s or model.host_waits_s:
-        return (
-            f"The device's work is scaled from {model.source.name} to {gpu.name} by arithmetic and memory, each by its "
-            "limit; what the host takes to launch it is not. Bounds hold 80 %."
+        return Sentence(
+            "compute.by-flops",
+            "The run has seen no GPU: compute is that of its FLOPs, bytes and kernels alone, and much less certain.",
         )
-    return (
+    if same:
+        return Sentence("compute.same-gpu", "Compute is as measured: the GPU is the run's own.")
+    if model.launching_s or model.host_waits_s:
+        return Sentence(
+            "compute.scaled-device",
+            f"The device's work is scaled from {model.source.name} to {gpu.name} by arithmetic and memory, each by its "
+            "limit; what the host takes to launch it is not. Bounds hold 80 %.",
+        )
+    return Sentence(
+        "compute.scaled-all",
         f"Compute is scaled from {model.source.name} to {gpu.name} by arithmetic, memory and starting of kernels, each "
-        "by its limit; bounds hold 80 %."
+        "by its limit; bounds hold 80 %.",
     )
 
 

@@ -31,6 +31,7 @@ from stallwise.model.step.job import MeasuredJob
 from stallwise.model.step.prediction import Factors
 from stallwise.run.manifest import NO_PREDICTION, Manifest, ModelRecord
 from stallwise.run.reader import Run
+from stallwise.sentences import Sentence
 from stallwise.workload.layers import Layer, LayerTrace
 
 if TYPE_CHECKING:
@@ -103,18 +104,35 @@ def job_of_layers(trace: LayerTrace) -> MeasuredJob:
     )
 
 
-def _layer_assumptions(trace: LayerTrace, *, closed: bool) -> tuple[str, ...]:
-    notes = ["The file gives no interval for compute; intervals are those of the rest alone."]
+def _layer_assumptions(trace: LayerTrace, *, closed: bool) -> tuple[Sentence, ...]:
+    notes = [
+        Sentence(
+            "compute.no-interval", "The file gives no interval for compute; intervals are those of the rest alone."
+        )
+    ]
     if trace.times != "measured":
-        notes.append(f"Times in the file: {trace.times}.")
+        notes.append(Sentence("file.times", f"Times in the file: {trace.times}."))
     if closed:
         notes.append(
-            "Exchange times are those in the file, of one message per layer, on as many GPUs as it was made with."
+            Sentence(
+                "exchange.as-in-file",
+                "Exchange times are those in the file, of one message per layer, on as many GPUs as it was made with.",
+            )
         )
     else:
-        notes.append("The file holds one GPU's step; on several, DDP with torch's buckets is assumed.")
+        notes.append(
+            Sentence(
+                "exchange.default-buckets",
+                "The file holds one GPU's step; on several, DDP with torch's buckets is assumed.",
+            )
+        )
     if trace.read_s:
-        notes.append("The time to get a batch is taken as the work of one loader worker beside the training loop.")
+        notes.append(
+            Sentence(
+                "loader.work-beside-training",
+                "The time to get a batch is taken as the work of one loader worker beside the training loop.",
+            )
+        )
     return tuple(notes)
 
 
@@ -216,18 +234,42 @@ def _overlap(model: ModelRecord, passes: int) -> Overlap:
     return Overlap(scheme="ddp", bucket_bytes=cap, first_bucket_bytes=first, accumulate=passes)
 
 
-def _assumptions(manifest: Manifest, model: ModelRecord, profile: Profile) -> tuple[str, ...]:
+def _assumptions(manifest: Manifest, model: ModelRecord, profile: Profile) -> tuple[Sentence, ...]:
     notes = []
     if not math.isfinite(profile.split.compute.high_s):
-        notes.append("Compute was measured in one block, whose spread is not known: intervals leave it out.")
+        notes.append(
+            Sentence(
+                "compute.one-block",
+                "Compute was measured in one block, whose spread is not known: intervals leave it out.",
+            )
+        )
     if manifest.world.world_size == 1:
-        notes.append("The run had one process; on several, DDP with torch's default buckets is assumed.")
+        notes.append(
+            Sentence(
+                "exchange.default-buckets",
+                "The run had one process; on several, DDP with torch's default buckets is assumed.",
+            )
+        )
     if model.compiled:
-        notes.append("The model is compiled: gradients are taken to become ready evenly over backward, by size.")
+        notes.append(
+            Sentence(
+                "model.compiled-gradients",
+                "The model is compiled: gradients are taken to become ready evenly over backward, by size.",
+            )
+        )
     if model.sharded:
-        notes.append("Sharding is modelled in units of 25 MiB, not by the script's own wrapping.")
+        notes.append(
+            Sentence(
+                "exchange.sharding-units", "Sharding is modelled in units of 25 MiB, not by the script's own wrapping."
+            )
+        )
     if not any(node.gpus for node in manifest.nodes):
-        notes.append("The job ran on CPUs: processes that share cores slow each other down, which is not modelled.")
+        notes.append(
+            Sentence(
+                "compute.shared-cores",
+                "The job ran on CPUs: processes that share cores slow each other down, which is not modelled.",
+            )
+        )
     return tuple(notes)
 
 
@@ -289,7 +331,7 @@ class JobModel:
     host_waits_s: float = 0.0
     """Of `measured_compute_s`, what the host takes while the device has nothing to do, whatever the GPU."""
     cpu_model: str | None = None
-    notes: tuple[str, ...] = ()
+    notes: tuple[Sentence, ...] = ()
 
     @property
     def device_s(self) -> float:
@@ -337,7 +379,12 @@ def layered_model(
         )
     uncounted = source is not None and record.activation_bytes is None
     notes = (
-        ["The run counted no activations (checkpointing): only GPUs with its own memory or more are judged."]
+        [
+            Sentence(
+                "memory.checkpointed",
+                "The run counted no activations (checkpointing): only GPUs with its own memory or more are judged.",
+            )
+        ]
         if uncounted
         else []
     )
@@ -501,14 +548,20 @@ def _guessed_work(step_s: float, source: Gpu, parameters: float) -> StepWork:
     return StepWork(flop=flop, activation_bytes=moved_bytes / 3, parameters=parameters, kernels=1.0)
 
 
-def _bare_notes(parameters: float | None) -> tuple[str, ...]:
+def _bare_notes(parameters: float | None) -> tuple[Sentence, ...]:
     notes = [
-        "The run holds no layers: its whole step counts as compute of an ordinary network, stalls included, and the "
-        "interval is wider. A full profile gives a narrower one."
+        Sentence(
+            "model.no-layers",
+            "The run holds no layers: its whole step counts as compute of an ordinary network, stalls included, and "
+            "the interval is wider. A full profile gives a narrower one.",
+        )
     ]
     if parameters is None:
         notes.append(
-            "The size of its gradients is not known, so only single GPUs are judged, and memory is not. The number "
-            "of parameters would give both."
+            Sentence(
+                "memory.no-gradients",
+                "The size of its gradients is not known, so only single GPUs are judged, and memory is not. The number "
+                "of parameters would give both.",
+            )
         )
     return tuple(notes)

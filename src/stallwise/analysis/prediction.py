@@ -22,6 +22,7 @@ from stallwise.model.step.iteration import StepTimetable, step_timetable
 from stallwise.model.step.job import MeasuredJob, OwnLinks
 from stallwise.model.step.setups import OWN_EXCHANGE, Setups, StepEstimate, setup_prediction, step_estimates
 from stallwise.model.step.whatif import POWERS_OF_TWO, scheme_notes, speedup
+from stallwise.sentences import Sentence
 from stallwise.units import show_count, show_factor, show_memory, show_percent, show_rate, show_seconds
 
 
@@ -121,10 +122,10 @@ class Prediction:
     speedup_high: float | None
     """Also None where the lower bound of the step is 0: a run of a few blocks has intervals that wide."""
     curve: tuple[StepEstimate, ...]
-    curve_ends: str | None
+    curve_ends: Sentence | None
     """Why the curve does not go up to 1,024 GPUs."""
     memory: MemoryFit | None
-    assumptions: tuple[str, ...]
+    assumptions: tuple[Sentence, ...]
     schedule: StepTimetable
     """When each part of the predicted step runs."""
 
@@ -320,10 +321,12 @@ def _samples_per_s(job: MeasuredJob) -> float | None:
 
 def _curve(
     model: JobModel, kind: Node, target: Target, own: OwnLinks, gpus: int | None
-) -> tuple[tuple[StepEstimate, ...], str | None]:
+) -> tuple[tuple[StepEstimate, ...], Sentence | None]:
     """As many points as links are known for, and the sentence that says why there are no more."""
     if gpus is None:
-        return (), "Exchange times without sizes of gradients say nothing about other numbers of GPUs."
+        return (), Sentence(
+            "curve.no-gradients", "Exchange times without sizes of gradients say nothing about other numbers of GPUs."
+        )
     counts, ends = _known_counts(kind.fabric, sorted({*POWERS_OF_TWO, gpus}), own)
     if len(counts) < 2:
         return (), ends
@@ -334,13 +337,13 @@ def _curve(
     return step_estimates(job, steps.setups.take(fits)), ends
 
 
-def _known_counts(fabric: Fabric, counts: list[int], own: OwnLinks) -> tuple[list[int], str | None]:
+def _known_counts(fabric: Fabric, counts: list[int], own: OwnLinks) -> tuple[list[int], Sentence | None]:
     linked: list[int] = []
     for count in counts:
         try:
             used = fabric.used(count)
         except InputError as error:
-            return linked, str(error)
+            return linked, Sentence("links.unknown", str(error))
         if own.caveat and any(link.origin == "fitted" for link in used):
             return linked, own.caveat
         linked.append(count)
@@ -462,7 +465,7 @@ def _gradients(overlap: Overlap) -> str:
     return "whole" if overlap.sparse is None else f"{overlap.sparse.kind}, {show_percent(overlap.sparse.density)}"
 
 
-def _assumptions(model: JobModel, kind: Node, target: Target, setup: Setup, own: OwnLinks) -> tuple[str, ...]:
+def _assumptions(model: JobModel, kind: Node, target: Target, setup: Setup, own: OwnLinks) -> tuple[Sentence, ...]:
     """What the answer takes for granted, in sentences."""
     job, gpus = model.job, setup.gpus
     notes = [*job.assumptions, *model.notes]
@@ -472,55 +475,113 @@ def _assumptions(model: JobModel, kind: Node, target: Target, setup: Setup, own:
             notes += _host_notes(model, target)
     if target.own_machine is not None:
         ratios = kind.ratios.text or "nothing that both measured"
-        notes.append(f"{target.machine_name} against the run's own machine: {ratios}.")
+        notes.append(
+            Sentence("machine.records-compared", f"{target.machine_name} against the run's own machine: {ratios}.")
+        )
     if setup.passes > (target.overlap or job.overlap).accumulate:
-        notes.append(f"The batch does not fit at once: a step takes {setup.passes} passes.")
+        notes.append(
+            Sentence(
+                "batch.passes",
+                f"The batch does not fit at once: a step takes {setup.passes} passes.",
+                passes=setup.passes,
+            )
+        )
     if target.batch not in (None, 1.0) or target.global_batch is not None:
-        notes.append("Forward, backward, copying and loading are taken to grow with the batch; the update is not.")
+        notes.append(
+            Sentence(
+                "batch.scales",
+                "Forward, backward, copying and loading are taken to grow with the batch; the update is not.",
+            )
+        )
     if gpus not in (None, 1, job.gpus):
         notes.append(
-            "The upper end is raised by 7 %, as far as real steps on other numbers of GPUs have exceeded predictions."
+            Sentence(
+                "interval.raised",
+                "The upper end is raised by 7 %, as far as real steps on other numbers of GPUs have exceeded "
+                "predictions.",
+            )
         )
     if gpus != 1:
-        notes.append("Every GPU computes at the same speed; none is slower than the others.")
+        notes.append(
+            Sentence("compute.equal-gpus", "Every GPU computes at the same speed; none is slower than the others.")
+        )
     notes += _data_notes(model, kind, target, setup)
     if target.overlap is not None:
         notes += scheme_notes(target.overlap)
     if kind.gpu is not None and model.footprint is not None:
         notes.append(
-            f"Memory: {target.optimizer}'s state, activations as counted in the run, 8 % lost to fragmentation."
+            Sentence(
+                "memory.counted",
+                f"Memory: {target.optimizer}'s state, activations as counted in the run, 8 % lost to fragmentation.",
+            )
         )
         if model.footprint.activation_bytes == 0:
-            notes.append("The run counted no activations, so the largest batch is not bounded by them.")
+            notes.append(
+                Sentence(
+                    "memory.no-activations",
+                    "The run counted no activations, so the largest batch is not bounded by them.",
+                )
+            )
         if model.compiled:
-            notes.append("The model is compiled: it keeps fewer activations than counted layers say.")
+            notes.append(
+                Sentence(
+                    "memory.compiled", "The model is compiled: it keeps fewer activations than counted layers say."
+                )
+            )
     return (*notes, *(link_notes(kind.fabric, own, gpus) if gpus else ()))
 
 
 _HOST_COUNTS = 0.1  # of compute, from where on the host is worth a sentence
 
 
-def _host_notes(model: JobModel, target: Target) -> list[str]:
+def _host_notes(model: JobModel, target: Target) -> list[Sentence]:
     """Which host launches the kernels."""
     hosts = target.machine.hosts if target.machine is not None else ()
     if host_ratio(model, hosts[0].cpu_model if hosts else None) is not None:
-        return ["The host launches kernels as fast as the class of its CPU does beside that of the run's."]
-    return ["The host is taken to launch kernels as fast as the run's: no faster GPU makes that part shorter."]
+        return [
+            Sentence(
+                "host.by-cpu",
+                "The host launches kernels as fast as the class of its CPU does beside that of the run's.",
+            )
+        ]
+    return [
+        Sentence(
+            "host.as-measured",
+            "The host is taken to launch kernels as fast as the run's: no faster GPU makes that part shorter.",
+        )
+    ]
 
 
-def _data_notes(model: JobModel, kind: Node, target: Target, setup: Setup) -> list[str]:
+def _data_notes(model: JobModel, kind: Node, target: Target, setup: Setup) -> list[Sentence]:
     job = model.job
     if job.work is None:
         return []
     notes = []
     if setup.workers != job.work.workers and target.workers is None:
-        notes.append(f"Loader workers are limited to the cores that a GPU of the node has: {setup.workers} per GPU.")
+        notes.append(
+            Sentence(
+                "loader.cores-per-gpu",
+                f"Loader workers are limited to the cores that a GPU of the node has: {setup.workers} per GPU.",
+                workers=setup.workers,
+            )
+        )
     if target.cached is not None:
-        notes.append("The steps as measured are taken to have found all files in memory, the cold ones none.")
+        notes.append(
+            Sentence(
+                "loader.files-in-memory",
+                "The steps as measured are taken to have found all files in memory, the cold ones none.",
+            )
+        )
     elif target.storage_speed not in (None, 1.0):
-        notes.append("All time the loader was blocked for is taken to be storage.")
+        notes.append(Sentence("loader.all-storage", "All time the loader was blocked for is taken to be storage."))
     if kind.cores is None and (target.workers is not None or setup.gpus != job.gpus):
-        notes.append("The number of cores is not known; loader workers are taken to have one each.")
+        notes.append(
+            Sentence(
+                "loader.unknown-cores", "The number of cores is not known; loader workers are taken to have one each."
+            )
+        )
     if kind.instance is not None and kind.ratios.decode is None:
-        notes.append("A core of the target prepares samples as fast as one of the run's machine.")
+        notes.append(
+            Sentence("loader.same-cores", "A core of the target prepares samples as fast as one of the run's machine.")
+        )
     return notes

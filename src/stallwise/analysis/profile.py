@@ -20,6 +20,7 @@ from stallwise.run import phases
 from stallwise.run.manifest import ENDED_ITSELF, NO_LOADER, Manifest, ModelRecord, NodeRecord, State, WorldRecord
 from stallwise.run.reader import Run
 from stallwise.run.schema import MESSAGES
+from stallwise.sentences import Sentence
 
 if TYPE_CHECKING:
     from stallwise.run.table import Table
@@ -107,7 +108,7 @@ class Profile:
     run_id: str
     script: str
     state: State
-    partial_reason: str | None
+    partial_reason: Sentence | None
     world: WorldRecord
     nodes: tuple[NodeRecord, ...]
     steps: int
@@ -133,7 +134,7 @@ class Profile:
     """Slowest first."""
     peak_memory_bytes: int | None
     happenings: tuple[OverheadEvent, ...]
-    notes: tuple[str, ...]
+    notes: tuple[Sentence, ...]
     bucket: BucketUse | None = None
     """Where its data came from a bucket."""
 

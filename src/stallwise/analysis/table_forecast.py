@@ -42,6 +42,7 @@ from stallwise.hardware.processors import cpu_class
 from stallwise.model.compute import cluster_job, image, known_jobs, llm
 from stallwise.model.compute.image import ImageSetup
 from stallwise.model.statistics.conformal import ErrorSpread, joined
+from stallwise.sentences import Sentence
 from stallwise.workload.shapes import TOTALS
 
 _MS = 1000.0
@@ -70,7 +71,7 @@ class RowForecast:
 class Unanswered:
     """Why a row has no prediction: a sentence that begins with the row's number."""
 
-    reason: str
+    reason: Sentence
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -107,7 +108,9 @@ def forecast_table(path: Path, catalog: Catalog | None = None) -> TableForecast:
     errors = [one for one in answers if isinstance(one, InputError)]
     if errors and len(errors) == len(answers):
         raise errors[0]
-    forecasts = [Unanswered(str(one)) if isinstance(one, InputError) else one for one in answers]
+    forecasts = [
+        Unanswered(Sentence("row.unanswered", str(one))) if isinstance(one, InputError) else one for one in answers
+    ]
     return TableForecast(format=table_format, columns=tuple(columns), rows=tuple(rows), forecasts=tuple(forecasts))
 
 

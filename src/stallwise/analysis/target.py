@@ -42,6 +42,7 @@ from stallwise.model.exchange.fabric import (
 from stallwise.model.exchange.overlap import Overlap
 from stallwise.model.step.job import MeasuredJob, OwnLinks
 from stallwise.model.step.setups import Copy
+from stallwise.sentences import Sentence
 
 Workers = int | Literal["auto"] | None
 """Loader workers per GPU: a number, as many as the node has cores for, or None: as measured, limited by the cores."""
@@ -228,7 +229,9 @@ def _compute(model: JobModel, target: Target, ratios: MachineRatios) -> ComputeT
     measured = as_measured(model, 1 / ratios.compute if ratios.compute else 1.0)
     if gpu is not None:
         # A layer file says nothing of the GPU it was made on.
-        note = f"Compute stays as in the file, which says nothing about the speed of {gpu.name}."
+        note = Sentence(
+            "compute.as-in-file", f"Compute stays as in the file, which says nothing about the speed of {gpu.name}."
+        )
         return replace(measured, note=note)
     if ratios.compute is None:
         return measured
@@ -364,17 +367,24 @@ def check_links(job: MeasuredJob, fabric: Fabric, target: Target, own: OwnLinks,
         )
 
 
-def link_notes(fabric: Fabric, own: OwnLinks, gpus: int) -> tuple[str, ...]:
+def link_notes(fabric: Fabric, own: OwnLinks, gpus: int) -> tuple[Sentence, ...]:
     """How the links came to be known, in sentences."""
     used = dict.fromkeys(fabric.used(gpus))
     origins = {link.origin for link in used}
-    notes: list[str] = []
+    notes: list[Sentence] = []
     if "fitted" in origins:
         notes += [*own.notes, *([own.caveat] if own.caveat else [])]
     if origins & {"listed", "given"}:
-        notes.append(f"How far an exchange by a listed or given rate may be off: {LISTED_SOURCE}.")
+        notes.append(
+            Sentence("links.uncertain", f"How far an exchange by a listed or given rate may be off: {LISTED_SOURCE}.")
+        )
     notes += [
-        f"A link measured on {link.ranks} ranks is taken to {gpus} by the formulas of ring and tree."
+        Sentence(
+            "links.other-ranks",
+            f"A link measured on {link.ranks} ranks is taken to {gpus} by the formulas of ring and tree.",
+            ranks=link.ranks,
+            gpus=gpus,
+        )
         for link in used
         if link.origin == "measured" and link.ranks != gpus
     ]

@@ -15,6 +15,7 @@ import typer
 from stallwise.cli import options
 from stallwise.cli.output import Json, answer, progress_line, save_page
 from stallwise.errors import InputError, UnknownNameError
+from stallwise.sentences import Sentence
 
 if TYPE_CHECKING:
     from stallwise.cluster.job import Arrivals
@@ -303,13 +304,14 @@ def _read(
 
 def _arrivals(
     rule: str | None, seeds: int, rate: float | None, trace: "Trace", loads: Sequence[float]
-) -> "tuple[Arrivals | Rhythm, tuple[str, ...]]":
+) -> "tuple[Arrivals | Rhythm, tuple[Sentence, ...]]":
     """When jobs come, and a note where the default was taken."""
     batch = trace.jobs[-1].arrival_s == trace.jobs[0].arrival_s
     if rule is None:
         rule = "poisson" if (rate is not None or (seeds > 1 and not batch)) else "given"
         drawn = rule == "poisson" and rate is None
-        notes = ("Seeds draw arrivals anew: Poisson at the mean rate of the trace.",) if drawn else ()
+        anew = "Seeds draw arrivals anew: Poisson at the mean rate of the trace."
+        notes = (Sentence("arrivals.poisson", anew),) if drawn else ()
     else:
         notes = ()
     if (rule == "batch" or (batch and rule == "given")) and tuple(loads) != (1.0,):
@@ -333,28 +335,38 @@ def _rhythm(path: str) -> "Rhythm":
     return read_rhythm(Path(path))
 
 
+_NO_TRAFFIC = Sentence(
+    "traffic.unknown", "Nothing is known about the traffic of these jobs, so --contention changes nothing."
+)
+
+
 def _compared(
-    trace: "Trace", sweep: "Sweep", runs: "list[SimulationResult]", notes: tuple[str, ...]
+    trace: "Trace", sweep: "Sweep", runs: "list[SimulationResult]", notes: tuple[Sentence, ...]
 ) -> "SimulationComparison":
     from stallwise.cluster.sweep.compare import compare_policies
 
     if sweep.contention and not any(place.speed is not None and place.speed.shares for place in sweep.clusters):
-        notes = (*notes, "Nothing is known about the traffic of these jobs, so --contention changes nothing.")
+        notes = (*notes, _NO_TRAFFIC)
     for name in sweep.policies:
         shrunk = sum(run.metrics.deflations for run in runs if run.case.policy == name)
         if shrunk:
-            notes = (*notes, f"{name}: jobs gave GPUs {shrunk:,} times instead of being stopped.")
+            given = f"{name}: jobs gave GPUs {shrunk:,} times instead of being stopped."
+            notes = (*notes, Sentence("policy.deflations", given, policy=name, deflations=shrunk))
         due = sum(run.metrics.deadlines for run in runs if run.case.policy == name)
         if due:
             met = sum(run.metrics.deadlines_met for run in runs if run.case.policy == name)
-            notes = (*notes, f"{name}: {met:,} of {due:,} deadlines met.")
+            kept = f"{name}: {met:,} of {due:,} deadlines met."
+            notes = (*notes, Sentence("policy.deadlines", kept, policy=name, deadlines=due, deadlines_met=met))
     from stallwise.cluster.policies.catalog import GROUPS, KNOWS, ROUND_POLICIES
 
     names = (policy.partition(":")[0] for policy in sweep.policies)
     round_policies = [name for name in dict.fromkeys(names) if name in ROUND_POLICIES]
-    knows = [f"{name} knows of a job: {KNOWS[name]}." for name in round_policies]
+    knows = [Sentence("policy.knows", f"{name} knows of a job: {KNOWS[name]}.", policy=name) for name in round_policies]
     if growing := [name for name in round_policies if name in (*GROUPS["elastic"], *GROUPS["deadlines"])]:
-        knows.append(f"Jobs grow and shrink under {', '.join(growing)}: nothing is counted as lost there.")
+        names_of = ", ".join(growing)
+        knows.append(
+            Sentence("policy.elastic", f"Jobs grow and shrink under {names_of}: nothing is counted as lost there.")
+        )
     return compare_policies(trace, sweep, runs, (*notes, *knows))
 
 

@@ -14,6 +14,7 @@ from stallwise.cli import options, spot_inputs
 from stallwise.cli.commands import CommandApp
 from stallwise.cli.output import Exit, Json, answer, save_page
 from stallwise.errors import InputError, MeasurementError
+from stallwise.sentences import Sentence
 
 if TYPE_CHECKING:
     from stallwise.spot.plan.request import SpotPlan
@@ -234,7 +235,14 @@ def plan(
         replays=replays,
         seed=seed,
         zones=tuple(zones[1:]),
-        assumptions=(*notes, *history.notes, *rates[2], *other_notes, *times[3], f"Lifetimes: {first_name}."),
+        assumptions=(
+            *notes,
+            *history.notes,
+            *rates[2],
+            *other_notes,
+            *times[3],
+            Sentence("spot.lifetimes", f"Lifetimes: {first_name}."),
+        ),
     )
     # So far the work is that of --nodes alone; other kinds share it.
     question = replace(question, work_s=needed_s * count / question.fleet.speed)

@@ -7,6 +7,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from stallwise.errors import InputError
+from stallwise.sentences import Sentence
 
 if TYPE_CHECKING:
     from stallwise.analysis.analysis import Analysis
@@ -14,7 +15,7 @@ if TYPE_CHECKING:
     from stallwise.spot.lifetimes.models import Lifetime
     from stallwise.spot.plan.fleet import MachineKind, OnLoss
     from stallwise.spot.plan.prices import PriceRule, SpotPrices
-    from stallwise.spot.plan.times import RecordedJob
+    from stallwise.spot.plan.times import RecordedJob, TimeEstimate
 
 _MIX = ("count", "on-demand", "speed", "lifetimes", "mean-life", "instance", "region", "price", "spot-price", "name")
 
@@ -41,7 +42,7 @@ def measured(job: "Analysis") -> "RecordedJob":
     return recorded_job(job.run, chosen.step_s, chosen.samples_per_s.value if chosen.samples_per_s else None)
 
 
-def speed_on(job: "Analysis", machines: int, instance: str | None) -> tuple[float, list[str]]:
+def speed_on(job: "Analysis", machines: int, instance: str | None) -> tuple[float, list[Sentence]]:
     """Samples per second of the job on `machines` machines over those as recorded, and what had to be assumed.
 
     The step is that of `Analysis.on`. Where it cannot be predicted, machines are taken to add up.
@@ -53,18 +54,29 @@ def speed_on(job: "Analysis", machines: int, instance: str | None) -> tuple[floa
         prediction = job.on(instance=instance, nodes=machines)
     except InputError as error:
         linear = machines / recorded
-        return linear, [f"{machines} machines are taken to do {linear:.3g} times the work of {recorded}: {error}"]
+        words = f"{machines} machines are taken to do {linear:.3g} times the work of {recorded}: {error}"
+        return linear, [Sentence("speed.linear", words, machines=machines, factor=linear)]
     if prediction.speedup is None:
-        return machines / recorded, ["The links of the run are not known: machines are taken to add up."]
+        return machines / recorded, [
+            Sentence("speed.unknown-links", "The links of the run are not known: machines are taken to add up.")
+        ]
     setup = prediction.setup
     fleet = f"{machines} machines with {setup.gpus} × {setup.device}"
     times = f"do {prediction.speedup:.3g} times the work of the recorded {recorded}"
-    return prediction.speedup, [f"{fleet} {times}, as predicted by stallwise whatif.", *prediction.assumptions]
+    return prediction.speedup, [
+        Sentence(
+            "speed.predicted",
+            f"{fleet} {times}, as predicted by stallwise whatif.",
+            machines=machines,
+            speedup=prediction.speedup,
+        ),
+        *prediction.assumptions,
+    ]
 
 
 def prices(
     instance: str | None, region: str | None, price: float | None, spot_price: float | None
-) -> tuple[float, float, list[str]]:
+) -> tuple[float, float, list[Sentence]]:
     """On-demand and spot dollars per machine-hour, and where they come from."""
     if instance is None:
         if price is None or spot_price is None:
@@ -76,7 +88,8 @@ def prices(
     from stallwise.hardware.instance import by_price
 
     catalog = load_catalog()
-    usd_per_h, notes = {}, []
+    usd_per_h: dict[str, float] = {}
+    notes: list[Sentence] = []
     for market, value in (("on-demand", price), ("spot", spot_price)):
         if value is not None:
             usd_per_h[market] = value
@@ -90,7 +103,8 @@ def prices(
             )
         offer = min(offers, key=by_price)
         usd_per_h[market] = offer.usd_per_h
-        notes.append(f"{market.capitalize()} price of {instance} in {offer.region}: ${offer.usd_per_h:.4g}/h, listed.")
+        listed = f"{market.capitalize()} price of {instance} in {offer.region}: ${offer.usd_per_h:.4g}/h, listed."
+        notes.append(Sentence("prices.listed", listed, usd_per_h=offer.usd_per_h))
     return usd_per_h["on-demand"], usd_per_h["spot"], notes
 
 
@@ -161,7 +175,7 @@ def times(
     checkpoint_size: str | None,
     provision: str | None,
     restart: str | None,
-) -> tuple[float, float, float, list[str]]:
+) -> tuple[float, float, float, list[Sentence]]:
     """Seconds to save, to get a machine, to go on; with a sentence for each that was neither given nor measured."""
     from stallwise.spot.plan.times import machine_start, worker_start
     from stallwise.units import parse_seconds
@@ -171,7 +185,7 @@ def times(
     for option, text, guess in (("--provision", provision, machine_start()), ("--restart", restart, worker_start())):
         guesses.append(guess.s if text is None else parse_seconds(text))
         if text is None:
-            notes.append(f"{guess.note} Give {option}.")
+            notes.append(_with_option(guess, f"Give {option}."))
     return save_s, guesses[0], guesses[1], notes
 
 
@@ -182,7 +196,7 @@ def save_time(
     *,
     time_option: str = "--checkpoint-time",
     size_option: str = "--checkpoint-size",
-) -> tuple[float, list[str]]:
+) -> tuple[float, list[Sentence]]:
     """Seconds of one checkpoint, as given, recorded or by its size; with what was assumed, by the caller's options."""
     from stallwise.spot.plan.times import checkpoint_time
     from stallwise.units import parse_bytes, parse_seconds
@@ -192,8 +206,13 @@ def save_time(
         return parse_seconds(time), []
     if size_bytes is None and job.checkpoint_s is not None:
         return job.checkpoint_s, [
-            f"Saving takes {job.checkpoint_s:.3g} s, the mean of those in the record ({job.checkpoints}). A profile "
-            f"saves to a scratch folder; to storage that outlives the machine it may take longer: {time_option}."
+            Sentence(
+                "checkpoint.as-recorded",
+                f"Saving takes {job.checkpoint_s:.3g} s, the mean of those in the record ({job.checkpoints}). A "
+                f"profile saves to a scratch folder; to storage that outlives the machine it may take longer: "
+                f"{time_option}.",
+                checkpoint_s=job.checkpoint_s,
+            )
         ]
     if size_bytes is None and job.checkpoint_bytes is None:
         raise InputError(
@@ -201,9 +220,18 @@ def save_time(
         )
     notes = []
     if size_bytes is None:
-        notes.append(f"A checkpoint holds 12 bytes per parameter, weights and two moments. Give {size_option}.")
+        notes.append(
+            Sentence(
+                "checkpoint.by-parameters",
+                f"A checkpoint holds 12 bytes per parameter, weights and two moments. Give {size_option}.",
+            )
+        )
     guess = checkpoint_time(size_bytes or job.checkpoint_bytes or 0)
-    return guess.s, [*notes, f"{guess.note} Measure yours and give {time_option}."]
+    return guess.s, [*notes, _with_option(guess, f"Measure yours and give {time_option}.")]
+
+
+def _with_option(guess: "TimeEstimate", advice: str) -> Sentence:
+    return Sentence(guess.note.code, f"{guess.note} {advice}", **guess.note.facts)
 
 
 def age_s(text: str | None) -> float:
@@ -244,7 +272,7 @@ class SpotPriceHistory:
 
     prices: "SpotPrices | None"
     rule: "PriceRule"
-    notes: tuple[str, ...] = ()
+    notes: tuple[Sentence, ...] = ()
 
 
 def spot_price_history(
@@ -259,17 +287,19 @@ def spot_price_history(
             raise InputError("--price-cap, --spend and --price-zone need --price-history: prices that move.")
         return SpotPriceHistory(None, rule)
     moved = read_prices(history, instance=instance, zone=zone)
-    sentence = (
+    sentence = Sentence(
+        "prices.history",
         f"Prices of {moved.name}: {len(moved.at_s):,} over {moved.days:.3g} days, ${moved.usd_per_h.min():.4g} to "
         f"${moved.usd_per_h.max():.4g}/h, mean ${moved.mean_usd_per_h:.4g}; between two the first holds. They say "
-        "nothing of losses, which are drawn apart from them."
+        "nothing of losses, which are drawn apart from them.",
     )
     return SpotPriceHistory(moved, rule, (sentence,))
 
 
-def other_kinds(mixes: Sequence[str], machines: int) -> "tuple[list[tuple[MachineKind, int, int]], list[str]]":
+def other_kinds(mixes: Sequence[str], machines: int) -> "tuple[list[tuple[MachineKind, int, int]], list[Sentence]]":
     """Machines of other kinds, each from one --mix, and where their prices come from."""
-    kinds, notes = [], []
+    kinds: list[tuple[MachineKind, int, int]] = []
+    notes: list[Sentence] = []
     for text in mixes:
         values = _pairs(text)
         count, on_demand = (
@@ -290,7 +320,8 @@ def other_kinds(mixes: Sequence[str], machines: int) -> "tuple[list[tuple[Machin
             raise InputError(f"--mix {text!r} needs speed=: work per second beside one of --nodes, like speed=0.4.")
         label = values.get("name") or values.get("instance") or name
         kinds.append((_renamed(kind, label, speed), count - on_demand, on_demand))
-        notes += [*rates[2], f"{label}: {count} machines, each {speed:g} times as fast as one of the others. {name}."]
+        as_fast = f"{label}: {count} machines, each {speed:g} times as fast as one of the others. {name}."
+        notes += [*rates[2], Sentence("spot.kind", as_fast, machines=count, speed=speed)]
     return kinds, notes
 
 

@@ -17,6 +17,7 @@ from stallwise.cloud.losses import SpotReplay
 from stallwise.cloud.options import FleetOption, OwnMachine, faster_workers, option_of
 from stallwise.cloud.request import RecommendRequest
 from stallwise.model.compute.memory import fewest_shards, memory_need, usable_bytes
+from stallwise.sentences import Sentence
 from stallwise.units import (
     SECONDS_PER_HOUR,
     plural,
@@ -39,25 +40,25 @@ def verdict(
     stay: OwnMachine | None,
     as_is: OwnMachine,
     better: OwnMachine | None,
-) -> str:
+) -> Sentence:
     """Return the answer in one or two sentences."""
     if stay is not None:
         return _stay_words(request, stay, pick)
     if pick is None:
-        return "Nothing that can be rented keeps the limits."
-    first = (
+        return Sentence("impossible", "Nothing that can be rented keeps the limits.")
+    words = (
         f"Rent {pick.name} in {pick.offer.zone or pick.offer.region} ({pick.offer.instance.cloud}): "
         f"{show_seconds(pick.job_s)} for {show_usd(pick.usd)}."
     )
     now = better or as_is
     if better is not None:
-        first += (
+        words += (
             f" Before that: {better.more_workers} loader workers per GPU where it runs now make it "
             f"{show_factor(better.speedup)} as fast, for nothing."
         )
     elif not request.limited and now.usd is None:
-        first += f" Staying is cheaper if your machine costs less than {show_usd(_even_usd_per_h(now, pick))} an hour."
-    return first
+        words += f" Staying is cheaper if your machine costs less than {show_usd(_even_usd_per_h(now, pick))} an hour."
+    return Sentence("rent", words, time_s=pick.job_s, usd=pick.usd)
 
 
 def _even_usd_per_h(own: OwnMachine, pick: FleetOption) -> float:
@@ -65,7 +66,7 @@ def _even_usd_per_h(own: OwnMachine, pick: FleetOption) -> float:
     return pick.usd * SECONDS_PER_HOUR / own.job_s / own.nodes
 
 
-def _stay_words(request: RecommendRequest, stay: OwnMachine, pick: FleetOption | None) -> str:
+def _stay_words(request: RecommendRequest, stay: OwnMachine, pick: FleetOption | None) -> Sentence:
     what = (
         f"raise num_workers from {stay.workers} to {stay.more_workers}: {show_factor(stay.speedup)} as fast"
         if stay.more_workers
@@ -80,7 +81,11 @@ def _stay_words(request: RecommendRequest, stay: OwnMachine, pick: FleetOption |
         )
     elif pick is not None and stay.usd is not None:
         words += f" The best that can be rented is {pick.name} for {show_usd(pick.usd)}."
-    return words
+    elif pick is None:
+        words += " Nothing that can be rented keeps the limits."
+    if stay.more_workers:
+        return Sentence("stay-and-tune", words, time_s=stay.job_s, usd=stay.usd)
+    return Sentence("stay", words, time_s=stay.job_s, usd=stay.usd)
 
 
 def infeasibility(
@@ -90,45 +95,52 @@ def infeasibility(
     fleets: Fleets,
     steps: FleetSteps,
     priced: Sequence[PricedOffer],
-) -> str:
+) -> Sentence:
     """Say why nothing keeps the limits, by how much, and what would."""
     if not priced:
         sold = "" if request.retired else ", or allow what is no longer sold"
-        return f"No offer matches the clouds, regions, GPUs and markets asked for. Leave one of them out{sold}."
+        return Sentence(
+            "impossible.no-offer",
+            f"No offer matches the clouds, regions, GPUs and markets asked for. Leave one of them out{sold}.",
+        )
     if not steps.fits.any():
         return _no_room(model, request, fleets, steps)
     if not len(bids) and request.spot is not None and not any(request.terms.quotas):
-        return (
+        return Sentence(
+            "impossible.spot-losses",
             f"Spot machines that live for {show_seconds(request.spot.life.mean_s)} on average are lost too often "
             "for this job: every fleet would take twenty times as long or lose a thousand machines. Allow on-demand "
-            "machines."
+            "machines.",
+            mean_s=request.spot.life.mean_s,
         )
     if not len(bids):
-        return "A quota forbids every fleet. Raise the quota, or allow more regions."
-    sentences = []
-    if request.deadline_s is not None:
-        sentences.append(_too_late(request, bids))
+        return Sentence("impossible.quota", "A quota forbids every fleet. Raise the quota, or allow more regions.")
+    reasons = []
+    if request.deadline_s is not None and float(bids.bound_s.min()) > request.deadline_s:
+        reasons.append(_too_late(request, request.deadline_s, bids))
     if request.budget_usd is not None:
         least = float(bids.bound_usd.min())
         if least > request.budget_usd:
-            sentences.append(
+            words = (
                 f"The cheapest costs {show_usd(least)} with {100 * request.confidence:.0f} % certainty, "
                 f"{show_usd(least - request.budget_usd)} more than the budget. What would do: a budget of "
                 f"{math.ceil(least)}usd."
             )
+            reasons.append(Sentence("impossible.budget", words, least_usd=least))
         elif request.deadline_s is not None and float(bids.bound_s.min()) <= request.deadline_s:
             in_time = bids.bound_s <= request.deadline_s
             needed = float(bids.bound_usd[in_time].min())
-            sentences.append(f"In time, {show_usd(needed)} are needed; within the budget, more time is.")
-    return " ".join(words for words in sentences if words)
+            words = f"In time, {show_usd(needed)} are needed; within the budget, more time is."
+            reasons.append(Sentence("impossible.both", words, least_usd=needed))
+    if not reasons:
+        return Sentence("impossible", "No fleet is known to keep the limits.")
+    facts = {name: value for one in reasons for name, value in one.facts.items()}
+    return Sentence(reasons[0].code, " ".join(reasons), **facts)
 
 
-def _too_late(request: RecommendRequest, bids: Bids) -> str:
-    assert request.deadline_s is not None  # noqa: S101 - only called then
+def _too_late(request: RecommendRequest, deadline_s: float, bids: Bids) -> Sentence:
     best = int(np.argmin(bids.bound_s))
     least = float(bids.bound_s[best])
-    if least <= request.deadline_s:
-        return ""
     offer = bids.offers[int(bids.offer[best])].offer
     what = f"{int(bids.nodes[best])} × {offer.instance.name}"
     ways = [f"a deadline of {math.ceil(least / 60):d}min"]
@@ -138,21 +150,27 @@ def _too_late(request: RecommendRequest, bids: Bids) -> str:
         ways.append(f"more than {request.max_nodes} nodes")
     if request.gpus is not None or request.clouds is not None or request.regions is not None:
         ways.append("fewer limits on clouds, regions and GPUs")
-    return (
+    return Sentence(
+        "impossible.deadline",
         f"The quickest fleet ({what}) needs {show_seconds(least)} to be done with "
-        f"{100 * request.confidence:.0f} % certainty, {show_seconds(least - request.deadline_s)} more "
-        f"than the deadline. What would do: {', or '.join(ways)}."
+        f"{100 * request.confidence:.0f} % certainty, {show_seconds(least - deadline_s)} more "
+        f"than the deadline. What would do: {', or '.join(ways)}.",
+        least_s=least,
     )
 
 
-def _no_room(model: JobModel, request: RecommendRequest, fleets: Fleets, steps: FleetSteps) -> str:
+def _no_room(model: JobModel, request: RecommendRequest, fleets: Fleets, steps: FleetSteps) -> Sentence:
     if (steps.why_not == UNEVEN).all():
-        return (
+        return Sentence(
+            "impossible.uneven-batch",
             f"A batch of {show_count(request.global_batch or 0)} samples cannot be shared evenly by any fleet. "
-            "Let it follow the GPUs."
+            "Let it follow the GPUs.",
         )
     if (steps.why_not == LARGE_BATCH).all():
-        return "Every fleet would grow the global batch beyond 8 times the measured one. Allow it to."
+        return Sentence(
+            "impossible.large-batch",
+            "Every fleet would grow the global batch beyond 8 times the measured one. Allow it to.",
+        )
     assert model.footprint is not None  # noqa: S101 - memory is judged only then
     largest = max((kind.gpu for kind in fleets.kinds if kind.gpu is not None), key=lambda gpu: gpu.memory_bytes)
     least = memory_need(model.footprint, batch=1e-9)
@@ -162,16 +180,17 @@ def _no_room(model: JobModel, request: RecommendRequest, fleets: Fleets, steps: 
         if shards and shards > 1
         else "freeze weights, train in 16 bits, or allow other GPUs"
     )
-    return (
+    return Sentence(
+        "impossible.memory",
         f"No offer fits the memory: weights, gradients and optimizer need {show_memory(least.whole)} on every GPU, "
         f"and the largest allowed, {largest.name}, has {show_memory(usable_bytes(largest.memory_bytes))}. What "
-        f"would do: {way}."
+        f"would do: {way}.",
     )
 
 
 def warning_sentences(
     model: JobModel, request: RecommendRequest, pick: FleetOption | None, now: OwnMachine, quickest_s: float
-) -> tuple[str, ...]:
+) -> tuple[Sentence, ...]:
     """Return what to know before renting.
 
     `now` is the job where it runs, with the loader workers that help, and `quickest_s` its time on the fastest fleet.
@@ -179,8 +198,13 @@ def warning_sentences(
     sentences = []
     if pick is not None and quickest_s > now.job_s:
         sentences.append(
-            f"No fleet that was looked at is as quick as the run's own machine: {show_seconds(quickest_s)} against "
-            f"{show_seconds(now.job_s)}."
+            Sentence(
+                "own-machine-fastest",
+                f"No fleet that was looked at is as quick as the run's own machine: {show_seconds(quickest_s)} against "
+                f"{show_seconds(now.job_s)}.",
+                quickest_s=quickest_s,
+                job_s=now.job_s,
+            )
         )
     if pick is not None and request.global_batch is None and pick.batch > model.global_batch * (1 + 1e-9):
         sentences.append(_grown_batch(model, request, pick.batch))
@@ -188,32 +212,48 @@ def warning_sentences(
     if pick is not None and faster is not None:
         workers, step_s = faster
         sentences.append(
-            f"The loader limits this fleet: with {workers} instead of {pick.workers} workers per GPU, as its vCPUs "
-            f"allow, a step would take {show_seconds(step_s)} instead of {show_seconds(pick.step_s)}. "
-            "Set the loader workers to auto to use them."
+            Sentence(
+                "loader.limits",
+                f"The loader limits this fleet: with {workers} instead of {pick.workers} workers per GPU, as its vCPUs "
+                f"allow, a step would take {show_seconds(step_s)} instead of {show_seconds(pick.step_s)}. "
+                "Set the loader workers to auto to use them.",
+                workers=workers,
+                step_s=step_s,
+            )
         )
     if pick is not None and pick.moving_usd is None:
-        sentences.append("What moving the data there costs is not known; it is not in the cost.")
+        sentences.append(
+            Sentence("data.moving-unknown", "What moving the data there costs is not known; it is not in the cost.")
+        )
     if pick is not None and pick.keeping_usd is None:
-        sentences.append("What keeping a copy of the data there costs is not known; it is not in the cost.")
+        sentences.append(
+            Sentence(
+                "data.keeping-unknown",
+                "What keeping a copy of the data there costs is not known; it is not in the cost.",
+            )
+        )
     return tuple(sentences)
 
 
-def _grown_batch(model: JobModel, request: RecommendRequest, batch: float) -> str:
+def _grown_batch(model: JobModel, request: RecommendRequest, batch: float) -> Sentence:
     grows = f"The global batch grows from {show_count(model.global_batch)} to {show_count(batch)} samples"
     keeps = f"A global batch of {show_count(model.global_batch)} would keep it."
     if request.noise is None or not request.scale_batch:
-        return f"{grows}: how many epochs the same accuracy takes changes with it, and so do time and cost. {keeps}"
+        epochs = "how many epochs the same accuracy takes changes with it, and so do time and cost"
+        return Sentence("batch.grows", f"{grows}: {epochs}. {keeps}", batch=batch)
     factor = float(request.samples_factor(np.array([batch]))[0])
-    return (
+    return Sentence(
+        "batch.grows",
         f"{grows}. By the gradient noise scale of the run the same loss then takes {show_number(factor)} times the "
-        f"samples, which time and cost include; the scale changes during training. {keeps}"
+        f"samples, which time and cost include; the scale changes during training. {keeps}",
+        batch=batch,
+        samples_factor=factor,
     )
 
 
 def assumption_sentences(
     model: JobModel, request: RecommendRequest, pick: FleetOption | None, alone: int, unjudged: Sequence[str]
-) -> tuple[str, ...]:
+) -> tuple[Sentence, ...]:
     """Return the assumptions of the answer."""
     sentences = [*model.job.assumptions, *model.notes]
     if pick is not None:
@@ -222,49 +262,72 @@ def assumption_sentences(
     if model.job.work is not None:
         sentences.append(_workers_words(model, request))
     if model.bytes_per_sample is None or request.data_bytes is None:
-        sentences.append("How much data is read is not known: storage and memory of a fleet hold nothing up.")
+        sentences.append(
+            Sentence(
+                "data.unknown", "How much data is read is not known: storage and memory of a fleet hold nothing up."
+            )
+        )
     if alone:
-        sentences.append(f"{alone} instance types have no listed network and were judged as single machines.")
+        sentences.append(
+            Sentence(
+                "offers.no-network",
+                f"{alone} instance types have no listed network and were judged as single machines.",
+            )
+        )
     if unjudged:
-        sentences.append(f"Not judged, no rates are listed: {', '.join(unjudged)}.")
+        sentences.append(Sentence("offers.not-judged", f"Not judged, no rates are listed: {', '.join(unjudged)}."))
     sentences += request.assumptions
     if request.spot is not None:
-        sentences += [f"Lifetimes of spot machines: {request.spot.name}.", *request.spot.assumptions]
+        sentences += [
+            Sentence("spot.lifetimes", f"Lifetimes of spot machines: {request.spot.name}."),
+            *request.spot.assumptions,
+        ]
     if pick is not None and pick.node.measured:
         sentences.append(_of_record(pick, request))
     return tuple(sentences)
 
 
-def _batch_words(model: JobModel, request: RecommendRequest) -> str:
+def _batch_words(model: JobModel, request: RecommendRequest) -> Sentence:
     passes = "memory may ask for several passes per step"
     measured = show_count(model.global_batch)
     if request.global_batch is not None:
-        return f"The global batch is {show_count(request.global_batch)} samples (measured: {measured}); {passes}."
+        return Sentence(
+            "batch.given",
+            f"The global batch is {show_count(request.global_batch)} samples (measured: {measured}); {passes}.",
+            passes=passes,
+        )
     bound = "" if request.scale_batch else ", at most 8 times the measured one"
-    return (
+    return Sentence(
+        "batch.per-gpu",
         f"Each GPU keeps its batch of {show_count(model.samples)} samples, so the global batch, {measured} as "
-        f"measured, grows with the GPUs{bound}; {passes}."
+        f"measured, grows with the GPUs{bound}; {passes}.",
+        passes=passes,
     )
 
 
-def _workers_words(model: JobModel, request: RecommendRequest) -> str:
+def _workers_words(model: JobModel, request: RecommendRequest) -> Sentence:
     had = model.job.work.workers if model.job.work else 0
     rule = {
         None: f"as measured, {had} per GPU, limited by the vCPUs",
         "auto": "one for every vCPU of a GPU",
     }.get(request.workers, f"{request.workers} per GPU")  # type: ignore[arg-type]
-    return f"Loader workers: {rule}; a core prepares samples as fast as one of the run's machine."
+    return Sentence(
+        "loader.workers", f"Loader workers: {rule}; a core prepares samples as fast as one of the run's machine."
+    )
 
 
-def _of_record(pick: FleetOption, request: RecommendRequest) -> str:
+def _of_record(pick: FleetOption, request: RecommendRequest) -> Sentence:
     """Say which figures of the pick's machine record are used."""
     name, comparison = pick.offer.instance.name, pick.node.ratios
     first = f"Links, disk and cores of {name} as in its machine record"
     if request.own_record is None:
-        return f"{first}; its G and decode rate need the record of the run's own machine too."
+        return Sentence(
+            "machine.record", f"{first}; its G and decode rate need the record of the run's own machine too."
+        )
     if comparison.compute is None:
         first += "; its G is not used: no standard network was trained on both in the precision of the job"
-    return f"{first}; against the run's own machine: {comparison.text}." if comparison.text else f"{first}."
+    against = f"; against the run's own machine: {comparison.text}" if comparison.text else ""
+    return Sentence("machine.record", f"{first}{against}.")
 
 
 _STALL = 0.1
@@ -277,7 +340,7 @@ class Alternative:
     """A bid that was not picked, and why."""
 
     option: FleetOption
-    why: str
+    why: Sentence
 
 
 def alternatives(
@@ -340,19 +403,21 @@ def _cheapest(bids: Bids, eligible: "np.ndarray[tuple[int], np.dtype[np.bool_]]"
         yield int(columns[np.argmin(bids.usd[columns])])
 
 
-def why(model: JobModel, option: FleetOption, pick: FleetOption, request: RecommendRequest) -> str:
+def why(model: JobModel, option: FleetOption, pick: FleetOption, request: RecommendRequest) -> Sentence:
     """Say what the option would cost and why the pick is better, in one sentence."""
     missed = _missed(option, request)
     reason = stall(model, option) or _price(option, pick)
     if missed:
-        return f"{missed}; {reason}"
+        return Sentence("misses-limit", f"{missed}; {reason}")
     surcharge = option.usd / pick.usd - 1 if pick.usd else 0.0
     slower = option.job_s / pick.job_s - 1
     time, better_time = _against(slower, ("slower", "faster", "as fast", "takes {} as long"))
     cost, better_cost = _against(surcharge, ("more expensive", "cheaper", "at the same cost", "costs {} as much"))
     if better_time is better_cost or None in (better_time, better_cost):
-        return f"{time} and {cost}: {reason}"
-    return f"{time} but {cost}: {reason}" if better_time else f"{cost} but {time}: {reason}"
+        words = f"{time} and {cost}"
+    else:
+        words = f"{time} but {cost}" if better_time else f"{cost} but {time}"
+    return Sentence("not-chosen", f"{words}: {reason}", slower=slower, more_expensive=surcharge)
 
 
 _ALIKE = 0.005

@@ -24,6 +24,7 @@ from stallwise.errors import InputError
 from stallwise.hardware.instance import Offer
 from stallwise.hardware.prices import PriceAge, price_age
 from stallwise.model.step.job import OwnLinks
+from stallwise.sentences import Sentence
 
 _CANDIDATES = 6
 _FRONT = 12
@@ -89,11 +90,11 @@ class Recommendation:
     zones: ZonePrices | None
     age: PriceAge | None
     search_counts: SearchCounts
-    verdict: str
-    impossible: str | None
+    verdict: Sentence
+    impossible: Sentence | None
     """Why nothing keeps the limits, by how much, and what would."""
-    warnings: tuple[str, ...]
-    assumptions: tuple[str, ...]
+    warnings: tuple[Sentence, ...]
+    assumptions: tuple[Sentence, ...]
 
 
 def recommend(
@@ -113,8 +114,8 @@ def recommend(
     choice = choose(bids, request, (better or as_is).job_s)
     counts = _search_counts(priced, fleets, steps, of_type, unjudged)
     pick = None if choice.pick is None else option_of(model, bids, choice.pick, request, replays)
-    impossible = None if pick else infeasibility(model, request, bids, fleets, steps, priced)
     stay = _stay(request, better or as_is, pick)
+    not_rented = None if pick else infeasibility(model, request, bids, fleets, steps, priced)
     return Recommendation(
         model=model,
         request=request,
@@ -130,8 +131,11 @@ def recommend(
         age=price_age([one.offer for one in priced], today) if priced else None,
         search_counts=counts,
         verdict=verdict(request, pick, stay, as_is, better),
-        impossible=impossible,
-        warnings=warning_sentences(model, request, pick, better or as_is, float(np.nanmin(bids.job_s, initial=np.inf))),
+        impossible=None if stay else not_rented,
+        warnings=(
+            *((not_rented,) if stay and not_rented else ()),
+            *warning_sentences(model, request, pick, better or as_is, float(np.nanmin(bids.job_s, initial=np.inf))),
+        ),
         assumptions=assumption_sentences(model, request, pick, counts.alone, counts.unjudged),
     )
 

@@ -24,6 +24,7 @@ from stallwise.hardware.machine import MachineRecord
 from stallwise.inputs import read_text
 from stallwise.model.statistics.noise_scale import samples_factor
 from stallwise.model.step.prediction import Columns
+from stallwise.sentences import Sentence
 from stallwise.spot.lifetimes.log import AvailabilityTrace
 from stallwise.spot.lifetimes.models import Lifetime
 from stallwise.spot.plan.fleet import OnLoss
@@ -149,7 +150,7 @@ class SpotTerms:
     on_loss: OnLoss = "wait"
     replays: int = 10_000
     seed: int = 1
-    assumptions: tuple[str, ...] = ()
+    assumptions: tuple[Sentence, ...] = ()
     plan_arguments: tuple[str, ...] = ()
     """Where the lifetimes come from, as arguments of `stallwise spot plan`."""
 
@@ -200,7 +201,7 @@ class RecommendRequest:
     """Record of the run's own machine, with which those are compared."""
     own_usd_per_h: float | None = None
     """Price of one machine of the run's own; None: not known."""
-    assumptions: tuple[str, ...] = ()
+    assumptions: tuple[Sentence, ...] = ()
     """What had to be assumed about the request, in sentences."""
 
     def __post_init__(self) -> None:
@@ -285,7 +286,7 @@ class FleetStart:
 
     provision_s: float
     startup_s: float
-    assumptions: tuple[str, ...]
+    assumptions: tuple[Sentence, ...]
 
 
 def fleet_start(provision_s: float | None = None, startup_s: float | None = None) -> FleetStart:
@@ -296,7 +297,9 @@ def fleet_start(provision_s: float | None = None, startup_s: float | None = None
         means.append(f"are ready {machine.s:.0f} s after the order (not billed)")
     if startup_s is None:
         means.append(f"train {worker.s:.0f} s later")
-    sentence = f"Rented machines, on demand and spot alike, {' and '.join(means)}: Google's GPUs of 2019."
+    sentence = Sentence(
+        "machines.startup", f"Rented machines, on demand and spot alike, {' and '.join(means)}: Google's GPUs of 2019."
+    )
     return FleetStart(
         provision_s=machine.s if provision_s is None else provision_s,
         startup_s=worker.s if startup_s is None else startup_s,

@@ -21,6 +21,7 @@ from stallwise.model.deflation import (
 )
 from stallwise.run import phases
 from stallwise.run.reader import Run
+from stallwise.sentences import Sentence
 
 _SPINS = 0.95
 """A process that is busy for at least this fraction of its step may spin."""
@@ -47,7 +48,7 @@ class Outlook:
     parts: tuple[float, ...]
     pressure: Pressure | None
     choice: DeflationChoice | None
-    assumptions: tuple[str, ...]
+    assumptions: tuple[Sentence, ...]
 
 
 def response_of(analysis: Analysis, dataset_bytes: float | None = None) -> DeflationResponse:
@@ -133,16 +134,38 @@ def outlook_of(response: DeflationResponse, fractions: ResourceFractions | None,
     )
 
 
-def _assumptions(response: DeflationResponse) -> tuple[str, ...]:
+def _assumptions(response: DeflationResponse) -> tuple[Sentence, ...]:
     notes = [
-        "One rank is deflated; the others wait for it, or take over a part of its batch (cooperative).",
+        Sentence(
+            "deflate.one-rank",
+            "One rank is deflated; the others wait for it, or take over a part of its batch (cooperative).",
+        ),
     ]
     if response.process_s == 0:
-        notes.append("The loader's work on cores is known; what the training process itself needs there comes on top.")
+        notes.append(
+            Sentence(
+                "deflate.loader-cores",
+                "The loader's work on cores is known; what the training process itself needs there comes on top.",
+            )
+        )
     elif response.process_s >= _SPINS * response.at(ResourceFractions()).step_s:
-        notes.append("The training process keeps a core busy all the time. Where it only spins, one more can go.")
+        notes.append(
+            Sentence(
+                "deflate.busy-core",
+                "The training process keeps a core busy all the time. Where it only spins, one more can go.",
+            )
+        )
     if response.job.work is not None:
-        notes.append("All time the loader was blocked for is taken to come over the link that is throttled.")
+        notes.append(
+            Sentence(
+                "deflate.link", "All time the loader was blocked for is taken to come over the link that is throttled."
+            )
+        )
     if response.memory is not None and math.isfinite(response.memory.bytes):
-        notes.append("Memory that processes do not hold is taken to cache files, evicted at random (model.cache).")
+        notes.append(
+            Sentence(
+                "deflate.file-cache",
+                "Memory that processes do not hold is taken to cache files, evicted at random (model.cache).",
+            )
+        )
     return (*notes, *response.job.assumptions)

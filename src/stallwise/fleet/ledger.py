@@ -21,6 +21,7 @@ from stallwise.errors import InputError
 from stallwise.fleet._backend import Market
 from stallwise.fleet.plan import FleetPlan
 from stallwise.fleet.state import FleetState, MachineRow
+from stallwise.sentences import Sentence
 
 _LOST = ("preempted", "lost", "vanished")
 _PRIOR_JOBS = 3.0
@@ -279,8 +280,11 @@ def corrected(plan: FleetPlan, ledger: FleetLedger) -> FleetPlan:
             known = getattr(plan, end)
             changes[end] = choose(planned * seen, planned * factor, *(() if known is None else (known * factor,)))
         notes.append(
-            f"The planned {bias.figure} is multiplied by {factor:.3g}: {bias.jobs} earlier fleets took "
-            f"{bias.bias:.3g} times theirs."
+            Sentence(
+                "plan.corrected",
+                f"The planned {bias.figure} is multiplied by {factor:.3g}: {bias.jobs} earlier fleets took "
+                f"{bias.bias:.3g} times theirs.",
+            )
         )
     return replace(plan, notes=tuple(notes), **changes)  # type: ignore[arg-type]
 

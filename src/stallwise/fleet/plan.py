@@ -10,6 +10,7 @@ from typing import Any
 from stallwise.errors import InputError
 from stallwise.fleet._backend import Market
 from stallwise.inputs import read_bytes
+from stallwise.sentences import Sentence
 
 _MAX_BYTES = 64 << 20
 _INTERVAL_S = 600.0
@@ -50,7 +51,7 @@ class FleetPlan:
     budget_usd: float | None = None
     gpu: str | None = None
     region: str | None = None
-    notes: tuple[str, ...] = ()
+    notes: tuple[Sentence, ...] = ()
 
     def __post_init__(self) -> None:
         if not re.fullmatch(r"[a-z0-9][a-z0-9-]{0,39}", self.name):
@@ -97,11 +98,16 @@ def read_plan(path: Path, name: str) -> FleetPlan:
     if not isinstance(about, dict) or about.get("name") != "stallwise/recommend":
         raise InputError(f"{path} is no recommendation: write the JSON document of stallwise recommend to it.")
     if document.get("pick") is None:
-        raise InputError(f"{path} recommends to rent nothing: {document.get('verdict') or document.get('impossible')}")
+        raise InputError(f"{path} recommends to rent nothing: {_reason(document)}")
     try:
         return _plan_of(document, name)
     except (KeyError, TypeError, ValueError) as error:
         raise InputError(f"{path} lacks {error}: write it with this version of stallwise.") from None
+
+
+def _reason(document: dict[str, Any]) -> str:
+    sentence = document.get("verdict")
+    return str(sentence.get("text", "")) if isinstance(sentence, dict) else ""
 
 
 def _plan_of(document: dict[str, Any], name: str) -> FleetPlan:

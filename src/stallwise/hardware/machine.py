@@ -12,6 +12,7 @@ import msgspec
 
 from stallwise.errors import InputError
 from stallwise.inputs import bounded_nesting, read_bytes
+from stallwise.sentences import Sentence
 
 SCHEMA_VERSION = 1
 
@@ -155,7 +156,7 @@ class MachineRecord(msgspec.Struct, frozen=True, kw_only=True):
     networks: tuple[NetworkRecord, ...] = ()
     unknown: dict[str, str] = {}
     """What could not be measured, with why."""
-    notes: tuple[str, ...] = ()
+    notes: tuple[Sentence, ...] = ()
 
     @property
     def disk_read_bytes_per_s(self) -> float | None:

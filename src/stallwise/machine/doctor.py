@@ -9,6 +9,7 @@ from pathlib import Path
 import stallwise.machine.probe as probe
 from stallwise._version import __version__
 from stallwise.record.node import CpuFacts, GpuFacts, cpu, gpus, memory_bytes
+from stallwise.sentences import Sentence
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -17,8 +18,8 @@ class Feature:
 
     name: str
     ready: bool
-    missing: str | None = None
-    advice: str | None = None
+    missing: Sentence | None = None
+    advice: Sentence | None = None
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -78,7 +79,7 @@ def features(
 ) -> tuple[Feature, ...]:
     """Which features these facts allow, and what is missing for the others."""
 
-    def need(name: str, ready: bool, missing: str, advice: str) -> Feature:
+    def need(name: str, ready: bool, missing: Sentence, advice: Sentence) -> Feature:
         if ready:
             return Feature(name=name, ready=True)
         return Feature(name=name, ready=False, missing=missing, advice=advice)
@@ -89,33 +90,47 @@ def features(
         need(
             "training in this interpreter",
             torch is not None,
-            "torch does not import",
-            "install it as https://pytorch.org says; Stallwise never does",
+            Sentence("torch.not-importable", "torch does not import"),
+            Sentence("torch.install", "install it as https://pytorch.org says; Stallwise never does"),
         ),
         need(
             "training on GPUs",
             visible > 0,
-            "no GPU was found" if not gpu_count else f"{gpu_count} GPU(s) found, torch sees {visible}",
-            "runs on the CPU; for GPUs install a driver and a CUDA build of torch",
+            Sentence("gpus.not-found", "no GPU was found")
+            if not gpu_count
+            else Sentence(
+                "gpus.not-visible", f"{gpu_count} GPU(s) found, torch sees {visible}", gpus=gpu_count, visible=visible
+            ),
+            Sentence("gpus.install", "runs on the CPU; for GPUs install a driver and a CUDA build of torch"),
         ),
         need(
             "traffic between GPUs of this machine",
             visible > 1,
-            "fewer than two GPUs",
-            "its stall is shown as absent here",
+            Sentence("gpus.fewer-than-two", "fewer than two GPUs"),
+            Sentence("stall.absent", "its stall is shown as absent here"),
         ),
         need(
             "cold reads without root",
             drops_page_cache,
-            "this system has no posix_fadvise",
-            "fetch and preparation are told apart by what the loader workers do",
+            Sentence("system.no-fadvise", "this system has no posix_fadvise"),
+            Sentence("fetch.by-workers", "fetch and preparation are told apart by what the loader workers do"),
         ),
         need(
             "distinguishing CPU-queue wait from disk wait",
             counts_runqueue_wait,
-            "the kernel gives no schedstat",
-            "both appear as blocked time",
+            Sentence("system.no-schedstat", "the kernel gives no schedstat"),
+            Sentence("waits.undivided", "both appear as blocked time"),
         ),
-        need("Slurm", slurm is not None, "sinfo is not on the PATH", "run on a Slurm login node"),
-        need("sweeps over several machines", ray, "ray does not import", "pip install 'stallwise[ray]'"),
+        need(
+            "Slurm",
+            slurm is not None,
+            Sentence("slurm.not-found", "sinfo is not on the PATH"),
+            Sentence("slurm.login-node", "run on a Slurm login node"),
+        ),
+        need(
+            "sweeps over several machines",
+            ray,
+            Sentence("ray.not-importable", "ray does not import"),
+            Sentence("ray.install", "pip install 'stallwise[ray]'"),
+        ),
     )

@@ -38,6 +38,7 @@ from stallwise.record.messages import gather
 from stallwise.record.node import this_node
 from stallwise.record.processes import die_with_parent
 from stallwise.run.atomic import write_atomically
+from stallwise.sentences import Sentence
 from stallwise.units import KIB
 
 INTERRUPTED = 130
@@ -298,10 +299,15 @@ def _record(
     )
 
 
-def _notes(links: Sequence[LinkRecord], options: LinkRankOptions) -> tuple[str, ...]:
+def _notes(links: Sequence[LinkRecord], options: LinkRankOptions) -> tuple[Sentence, ...]:
     return tuple(
-        f"The largest messages ({link.scope}) did not fit into {options.max_s:g} s; measured up to "
-        f"{link.points[-1].size_bytes} bytes."
+        Sentence(
+            "links.message-limit",
+            f"The largest messages ({link.scope}) did not fit into {options.max_s:g} s; measured up to "
+            f"{link.points[-1].size_bytes} bytes.",
+            max_s=options.max_s,
+            size_bytes=link.points[-1].size_bytes,
+        )
         for link in links
         if 2 * link.points[-1].size_bytes <= options.max_bytes
     )

@@ -22,6 +22,7 @@ from stallwise.overcommit.resources import (
     check_sizes,
 )
 from stallwise.overcommit.simulator import HostingFigures, host_machines, levels_of, unit_values
+from stallwise.sentences import Sentence
 
 ComparisonProgress = Callable[[str, int, int | None], None]
 _MOST_HOSTS = 1 << 20
@@ -60,7 +61,7 @@ class OvercommitComparison:
     """N0: hosts of the fleet that is not overcommitted."""
     partitioned: bool
     rows: tuple[OvercommitRow, ...]
-    notes: tuple[str, ...]
+    notes: tuple[Sentence, ...]
 
     @property
     def ways(self) -> tuple[str, ...]:
@@ -190,7 +191,7 @@ def overcommit(
 _FEW_FAILURES, _LITTLE_LOSS = 0.01, 0.05
 
 
-def verdict(comparison: OvercommitComparison) -> str:
+def verdict(comparison: OvercommitComparison) -> Sentence | None:
     """Say how far a fleet can be overcommitted by the best rule, and what preemption costs there."""
     safe = [
         row
@@ -201,14 +202,16 @@ def verdict(comparison: OvercommitComparison) -> str:
         and row.overcommitment > 0
     ]
     if not safe:
-        return ""
+        return None
     best = max(safe, key=lambda row: (row.overcommitment, -row.figures.unserved))
     sentence = (
         f"{best.way} works up to {best.overcommitment:.0%}: {best.figures.failure:.2%} of the machines fail, "
         f"{best.figures.unserved:.2%} of low-priority work is lost"
     )
     beside = [row for row in comparison.of("preempt") if row.hosts == best.hosts]
-    return sentence + (f"; preempting loses {beside[0].figures.unserved:.2%}." if beside else ".")
+    preempting = f"; preempting loses {beside[0].figures.unserved:.2%}" if beside else ""
+    facts = {"overcommitment": best.overcommitment, "failure": best.figures.failure, "unserved": best.figures.unserved}
+    return Sentence("overcommit.works", f"{sentence}{preempting}.", **facts)
 
 
 class _StoppedError(Exception):

@@ -11,6 +11,7 @@ import numpy as np
 import numpy.typing as npt
 
 from stallwise.errors import InputError
+from stallwise.sentences import Sentence
 
 Floats = npt.NDArray[np.float64]
 Counts = npt.NDArray[np.int64]
@@ -72,7 +73,7 @@ class VirtualMachines:
     """Which series of `use` it follows, -1: it always uses all it has."""
     offset: Counts
     """Slot of the series at which it starts."""
-    notes: tuple[str, ...] = ()
+    notes: tuple[Sentence, ...] = ()
 
     def __len__(self) -> int:
         return len(self.arrival_s)

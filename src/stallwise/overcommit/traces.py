@@ -37,6 +37,7 @@ from stallwise.overcommit.resources import (
     equal_hosts,
     parse_host,
 )
+from stallwise.sentences import Sentence
 
 PLAIN = ("machine_id", "start_s", "end_s", "cpu")
 """Columns of a plain trace, `cpu` in cores. Optional: memory_gib, disk_mib_s, network_mbit_s, gpu; priority, in (0, 1]
@@ -101,7 +102,7 @@ def _read_plain(path: Path, *, skip_bad: bool) -> VirtualMachines:
         priority=np.array([1.0 if row[3] is None else row[3] for row in rows]),
         series=np.full(len(rows), -1, dtype=np.int64),
         offset=np.zeros(len(rows), dtype=np.int64),
-        notes=(f"{len(problems):,} bad lines left out.",) if problems else (),
+        notes=(Sentence("trace.lines-left-out", f"{len(problems):,} bad lines left out."),) if problems else (),
     )
 
 
@@ -266,9 +267,11 @@ def read_pods(path: Path, *, skip_bad: bool = False) -> VirtualMachines:
     if problems and not skip_bad:
         raise TraceError(table.source, tuple(problems))
     rows.sort(key=lambda row: row[0])
-    notes = [f"{count:,} {reason}: left out." for reason, count in left_out.items()]
+    notes = [
+        Sentence("trace.left-out", f"{count:,} {reason}: left out.", count=count) for reason, count in left_out.items()
+    ]
     if problems:
-        notes.append(f"{len(problems):,} bad lines left out.")
+        notes.append(Sentence("trace.lines-left-out", f"{len(problems):,} bad lines left out."))
     return _machines(table, rows, tuple(notes))
 
 
@@ -302,7 +305,7 @@ def _count(text: str, what: str) -> int:
 
 
 def _machines(
-    table: TraceTable, rows: list[tuple[float, float, ResourceAmounts, str]], notes: tuple[str, ...]
+    table: TraceTable, rows: list[tuple[float, float, ResourceAmounts, str]], notes: tuple[Sentence, ...]
 ) -> VirtualMachines:
     size = np.array([row[2] for row in rows], dtype=np.int64).reshape(-1, len(ResourceAmounts._fields))
     count = len(rows)
@@ -384,14 +387,25 @@ def complete_machines(
     unmarked = not machines.low.any()
     if use is None:
         series = np.full(count, -1, dtype=np.int64)
-        notes.append("Nothing is known about use: machines use all they ask for, so any shrinking costs.")
+        notes.append(
+            Sentence(
+                "use.unknown", "Nothing is known about use: machines use all they ask for, so any shrinking costs."
+            )
+        )
     else:
-        notes.append(f"Each machine follows one of {len(use.part):,} series of {use.source} by lot.")
+        notes.append(
+            Sentence("use.by-lot", f"Each machine follows one of {len(use.part):,} series of {use.source} by lot.")
+        )
     if unmarked or low is not None:
         chosen = rng.random(count) < (LOW if low is None else low)
-        notes.append(f"{chosen.mean():.0%} of the machines are of low priority, by lot.")
+        notes.append(Sentence("priority.by-lot", f"{chosen.mean():.0%} of the machines are of low priority, by lot."))
         levels = [value for _, value in LEVELS]
         priority = rng.choice(levels, count) if use is None else priorities(use)[series]
-        notes.append(f"Priorities are {'drawn' if use is None else 'by the 95th percentile of use'}: {levels}.")
+        notes.append(
+            Sentence(
+                "priority.levels",
+                f"Priorities are {'drawn' if use is None else 'by the 95th percentile of use'}: {levels}.",
+            )
+        )
     followed = machines if use is None else replace(machines, use=use)
     return replace(followed, series=series, offset=offset, low=chosen, priority=priority, notes=tuple(notes))

@@ -20,6 +20,7 @@ from typing import Any, Literal
 
 from stallwise.record._overlay import OverlaySpec, may_hold_layer
 from stallwise.record.rank.environment import RecordSettings
+from stallwise.sentences import Sentence
 
 LAYER_NAME = "overlay"
 """In the run's folder while the job runs: what it has written."""
@@ -43,7 +44,7 @@ class FileProtection:
     folder: Path
     """The run's."""
     spec: OverlaySpec | None = None
-    notes: tuple[str, ...] = ()
+    notes: tuple[Sentence, ...] = ()
     keep: bool = False
     """Keep what the script wrote, in the run's scratch folder."""
     covered: tuple[str, ...] = field(default=())
@@ -86,15 +87,21 @@ def protect_files(
         folder=folder,
         keep=settings.keep_writes,
         notes=(
-            f"Files were protected by wrapping Python's file functions, because {reason}: what other programs and C "
-            "code write went where they say.",
+            Sentence(
+                "files.wrapped",
+                f"Files were protected by wrapping Python's file functions, because {reason}: what other programs and "
+                "C code write went where they say.",
+            ),
         ),
     )
 
 
-def _overlay_note(*, keep: bool) -> str:
+def _overlay_note(*, keep: bool) -> Sentence:
     fate = f"is in {SCRATCH_NAME}/ of this run" if keep else "was thrown away"
-    return f"The job ran on an overlay of the file system; what it wrote {fate}, caches of downloads excepted."
+    return Sentence(
+        "files.overlay",
+        f"The job ran on an overlay of the file system; what it wrote {fate}, caches of downloads excepted.",
+    )
 
 
 def _obstacle(settings: RecordSettings, folder: Path, script: str | None, nodes: int) -> str | None:

@@ -29,6 +29,7 @@ from stallwise.run.join import PARTS_NAME, RankParts, find_parts, join
 from stallwise.run.manifest import Manifest, read_manifest
 from stallwise.run.schema import BatchRow, EventRow, LoadRow
 from stallwise.run.writer import write_part
+from stallwise.sentences import Sentence
 
 
 def main(arguments: Sequence[str]) -> int:
@@ -49,8 +50,8 @@ def join_parts(
     *,
     others: tuple[Path, ...] = (),
     exit_code: int | None = None,
-    reason: str | None = None,
-    notes: Sequence[str] = (),
+    reason: Sentence | None = None,
+    notes: Sequence[Sentence] = (),
 ) -> Manifest:
     """Join a run, what its loader workers wrote included. The folders in `others` are only read."""
     with tempfile.TemporaryDirectory(prefix="stallwise-join-") as aside:

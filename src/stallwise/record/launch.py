@@ -38,6 +38,7 @@ from stallwise.record.rank.environment import (
 )
 from stallwise.run.join import RANK_NAME, RankParts, find_parts
 from stallwise.run.manifest import Manifest, WorldRecord, read_manifest
+from stallwise.sentences import Sentence
 
 _POLL_S = 0.2
 _PATIENCE_S = 20.0
@@ -279,12 +280,18 @@ def _signals_raise() -> Iterator[_Signals]:
             signal.signal(number, earlier)
 
 
-def _finish(launch: Launch, code: int, remarks: Sequence[str], *, interrupted: bool, hung: bool) -> ProfileOutcome:
+def _finish(launch: Launch, code: int, remarks: Sequence[Sentence], *, interrupted: bool, hung: bool) -> ProfileOutcome:
     folder = launch.folder
     notes = [*_save_stacks(folder), *remarks]
     parts = find_parts([folder])
     exit_code = _exit_code(parts) or code
-    reason = "The profile was interrupted." if interrupted else _hang_sentence(launch) if hung else None
+    reason = (
+        Sentence("run.interrupted", "The profile was interrupted.")
+        if interrupted
+        else _hang_sentence(launch)
+        if hung
+        else None
+    )
     if launch.node_rank != 0:
         manifest = _leave_to_node_0(launch, parts)
     else:
@@ -299,10 +306,12 @@ def _exit_code(parts: Sequence[RankParts]) -> int:
     return next((code for _, code in sorted(ended) if code), 0)
 
 
-def _hang_sentence(launch: Launch) -> str:
-    return (
+def _hang_sentence(launch: Launch) -> Sentence:
+    return Sentence(
+        "run.hung",
         f"The job hung: no rank began a step for {launch.settings.hang_after_s:.0f} s, so it was ended; "
-        f"where each rank stood is in {launch.folder / 'stacks'}."
+        f"where each rank stood is in {launch.folder / 'stacks'}.",
+        hang_after_s=launch.settings.hang_after_s,
     )
 
 
@@ -324,7 +333,7 @@ def _wait_for_other_nodes(launch: Launch) -> None:
         time.sleep(_POLL_S)
 
 
-def _save_stacks(folder: Path) -> list[str]:
+def _save_stacks(folder: Path) -> list[Sentence]:
     """Copy stacks out of the parts, which do not outlive joining; returns notes for the record."""
     into = folder / "stacks"
     for part in find_parts([folder]):
@@ -334,7 +343,11 @@ def _save_stacks(folder: Path) -> list[str]:
             shutil.copy(stacks, into / f"rank-{part.rank}.txt")
     if not into.exists():
         return []
-    return ["No rank began a step for a long time; the stacks of all threads are in stacks/ of this run."]
+    return [
+        Sentence(
+            "run.stacks", "No rank began a step for a long time; the stacks of all threads are in stacks/ of this run."
+        )
+    ]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

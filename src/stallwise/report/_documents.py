@@ -6,6 +6,7 @@ Documents that are a result dataclass are described by it. A test compares these
 from typing import Any, TypedDict
 
 from stallwise.cluster import Metrics
+from stallwise.sentences import Sentence
 
 
 class MeasuredStep(TypedDict):
@@ -116,14 +117,14 @@ class PredictedStepDocument(TypedDict):
     speedup: float | None
     speedup_low: float | None
     speedup_high: float | None
-    assumptions: list[str]
+    assumptions: list[Sentence]
 
 
 class WhatifDocument(PredictedStepDocument):
     """`stallwise whatif --json`."""
 
     curve: list[EstimatedStep]
-    curve_ends: str | None
+    curve_ends: Sentence | None
 
 
 class JobTime(TypedDict):
@@ -207,7 +208,7 @@ class FleetRecord(TypedDict):
 class LostFleet(FleetRecord):
     """A neighbour of the pick, and why it lost."""
 
-    why: str
+    why: Sentence
 
 
 class OwnMachineRecord(TypedDict):
@@ -278,10 +279,10 @@ class RecommendDocument(TypedDict):
     budget_usd: float | None
     sure: float
     batch: str
-    verdict: str
+    verdict: Sentence
     code: str
     stay: bool
-    impossible: str | None
+    impossible: Sentence | None
     now: OwnMachineRecord | None
     now_with_more_workers: OwnMachineRecord | None
     pick: FleetRecord | None
@@ -292,8 +293,8 @@ class RecommendDocument(TypedDict):
     prices: PricesRecord | None
     looked_at: SearchRecord
     points: list[FleetPoint]
-    warnings: list[str]
-    assumptions: list[str]
+    warnings: list[Sentence]
+    assumptions: list[Sentence]
 
 
 class PolicyFigures(TypedDict):
@@ -318,7 +319,7 @@ class SimulationSetting(TypedDict):
     gpu_s: float
     span_s: float
     largest_gang: int
-    verdict: str
+    verdict: Sentence | None
     policies: list[PolicyFigures]
 
 
@@ -348,7 +349,7 @@ class SimulateDocument(TypedDict):
     seeds: int
     rows: list[SimulationRow]
     settings: list[SimulationSetting]
-    notes: list[str]
+    notes: list[Sentence]
 
 
 DOCUMENTS: dict[str, Any] = {

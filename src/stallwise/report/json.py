@@ -9,6 +9,8 @@ from typing import Any
 
 import msgspec
 
+from stallwise.sentences import Sentence, sentence_document
+
 
 def to_json(document: Any) -> str:
     """`document` (dataclasses, structs, mappings, dates, paths, enums) as indented JSON that a terminal can show."""
@@ -21,9 +23,7 @@ _UNPRINTABLE = re.compile("[\x7f-\x9f\u061c\u200b-\u200f\u2028-\u202e\u2066-\u20
 
 
 def _path_text(value: Any) -> Any:
-    if isinstance(value, PurePath):
-        return str(value)
-    raise TypeError(f"{type(value).__name__} has no JSON form")
+    return str(value) if isinstance(value, PurePath) else sentence_document(value)
 
 
 VERSION = 1
@@ -79,4 +79,6 @@ def plain(value: Any) -> Any:
         return [plain(item) for item in value]
     if isinstance(value, float) and not math.isfinite(value):
         return None
+    if isinstance(value, Sentence):
+        return sentence_document(value)
     return str(value) if isinstance(value, PurePath) else value

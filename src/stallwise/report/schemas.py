@@ -3,12 +3,14 @@
 `python -m stallwise.report.schemas` prints them; `docs/json-schemas.json` is that text.
 """
 
+import ast
 import sys
-from pathlib import PurePath
+from pathlib import Path, PurePath
 from typing import Any
 
 import msgspec
 
+import stallwise
 from stallwise.analysis.compare import Comparison, RunSummary
 from stallwise.analysis.profile import Profile
 from stallwise.analysis.traces.view import TraceView
@@ -25,6 +27,7 @@ from stallwise.hardware.machine import MachineRecord
 from stallwise.machine.doctor import Diagnosis
 from stallwise.report._documents import DOCUMENTS
 from stallwise.report.json import document_name
+from stallwise.sentences import RECORDED, Sentence
 
 RESULTS: tuple[type, ...] = (
     BenchResult,
@@ -45,18 +48,44 @@ RESULTS: tuple[type, ...] = (
 )
 
 
+def sentence_codes() -> list[str]:
+    """The code of every sentence that the package makes, from its source: the first argument of each `Sentence`."""
+    package = Path(stallwise.__file__).parent
+    calls = (
+        node
+        for path in package.rglob("*.py")
+        for node in ast.walk(ast.parse(path.read_text(encoding="utf-8")))
+        if isinstance(node, ast.Call) and isinstance(node.func, ast.Name) and node.func.id == "Sentence"
+    )
+    return sorted({RECORDED, *(str(call.args[0].value) for call in calls if isinstance(call.args[0], ast.Constant))})
+
+
+def _sentence() -> dict[str, Any]:
+    """The schema of a sentence; its other keys are the quantities that it names."""
+    return {
+        "title": "Sentence",
+        "type": "object",
+        "properties": {"code": {"type": "string", "enum": sentence_codes()}, "text": {"type": "string"}},
+        "required": ["code", "text"],
+        "additionalProperties": {"type": ["string", "number", "boolean", "null"]},
+    }
+
+
 def json_schemas() -> dict[str, Any]:
     """The schema of each document by its name, and the definitions that they share."""
     types = {document_name(result): result for result in RESULTS} | DOCUMENTS
     schemas, definitions = msgspec.json.schema_components(
         types.values(), schema_hook=_custom, ref_template="#/$defs/{name}"
     )
+    definitions["Sentence"] = _sentence()
     documents = dict(zip(types, schemas, strict=True))
     described: dict[str, Any] = _nullable({"documents": documents, "$defs": definitions})
     return described
 
 
 def _custom(custom: type) -> dict[str, Any]:
+    if issubclass(custom, Sentence):
+        return {"$ref": "#/$defs/Sentence"}
     if issubclass(custom, PurePath):
         return {"type": "string"}
     raise NotImplementedError(custom)

@@ -38,6 +38,7 @@ from stallwise.run.manifest import (
     read_manifest,
 )
 from stallwise.run.schema import TABLES, TableSchema
+from stallwise.sentences import Sentence, read_sentence
 
 if TYPE_CHECKING:
     from stallwise.run.table import Table
@@ -66,7 +67,7 @@ class RankReport(msgspec.Struct, frozen=True, kw_only=True):
     loader: LoaderRecord | None = None
     light: bool | None = None
     epoch_samples: int | None = None
-    notes: tuple[str, ...] = ()
+    notes: tuple[Sentence, ...] = ()
 
 
 class PartRows(msgspec.Struct, frozen=True):
@@ -86,7 +87,9 @@ class RankParts:
     def report(self) -> RankReport:
         """What the rank said of itself; a report that is absent or unreadable means it never finished."""
         try:
-            return msgspec.json.decode(read_bytes(self.folder / RANK_NAME, MOST_BYTES), type=RankReport)
+            return msgspec.json.decode(
+                read_bytes(self.folder / RANK_NAME, MOST_BYTES), type=RankReport, dec_hook=read_sentence
+            )
         except (OSError, InputError, RecursionError, msgspec.DecodeError, UnicodeDecodeError):
             return RankReport(record=RankRecord(rank=self.rank, reason="its report cannot be read"))
 
@@ -125,7 +128,7 @@ class TableRead:
     """A table as found on disk, and a sentence for each part that had to be left out."""
 
     table: "Table"
-    damage: tuple[str, ...] = ()
+    damage: tuple[Sentence, ...] = ()
 
 
 def rank_folder(folder: Path, rank: int) -> Path:
@@ -160,13 +163,15 @@ def read_table(sources: tuple[RunSource, ...], name: str, parts: tuple[RankParts
     from stallwise.run.table import concatenate
 
     tables = _read_joined(sources, name, taken={part.rank for part in parts})
-    damage: list[str] = []
+    damage: list[Sentence] = []
     for rank in parts:
         for path in rank.files(name):
             try:
                 tables.append(read_part(path, TABLES.get(name)))
             except RunError:
-                damage.append(f"{_short_path(path)} is cut off or damaged and was left out.")
+                damage.append(
+                    Sentence("run.part-damaged", f"{_short_path(path)} is cut off or damaged and was left out.")
+                )
     if not tables:
         return TableRead(_empty(name, sources), tuple(damage))
     try:
@@ -303,8 +308,8 @@ def join(
     *,
     others: Iterable[Path] = (),
     exit_code: int | None = None,
-    reason: str | None = None,
-    notes: Iterable[str] = (),
+    reason: Sentence | None = None,
+    notes: Iterable[Sentence] = (),
 ) -> Manifest:
     """Merge the parts in `folder`, and in `others` (copies of the run from machines with their own disks).
 
@@ -332,7 +337,7 @@ def join(
     return joined
 
 
-def missing_sentence(manifest: Manifest) -> str | None:
+def missing_sentence(manifest: Manifest) -> Sentence | None:
     """Which ranks left nothing and which stopped early, or None when all of them finished."""
     expected, reported = manifest.counts.ranks_expected, {r.rank for r in manifest.ranks}
     absent = expected - sum(rank < expected for rank in reported)
@@ -342,7 +347,7 @@ def missing_sentence(manifest: Manifest) -> str | None:
         if not rank.finished:
             why = rank.reason or "its process was killed or lost"
             sentences.append(f"Rank {rank.rank} stopped before its end: {why}.")
-    return " ".join(sentences) or None
+    return Sentence("run.ranks-missing", " ".join(sentences)) if sentences else None
 
 
 def count_phases(steps: "Table", announced: tuple[PhaseRecord, ...]) -> tuple[PhaseRecord, ...]:
@@ -389,22 +394,25 @@ def _absorb_all(sources: tuple[RunSource, ...]) -> Manifest:
 def _finish(
     manifest: Manifest,
     reads: dict[str, TableRead],
-    damage: tuple[str, ...],
+    damage: tuple[Sentence, ...],
     *,
     exit_code: int | None,
-    reason: str | None,
-    notes: tuple[str, ...],
+    reason: Sentence | None,
+    notes: tuple[Sentence, ...],
 ) -> Manifest:
     steps = reads["steps"].table
-    unread = f"{len(damage)} of its parts could not be read." if damage else None
+    unread = None
+    if damage:
+        unread = Sentence("run.parts-damaged", f"{len(damage)} of its parts could not be read.", parts=len(damage))
     losses = tuple(dict.fromkeys(filter(None, (*manifest.losses, reason, unread))))
-    why = " ".join(filter(None, (*losses, missing_sentence(manifest))))
+    reasons = [one for one in (*losses, missing_sentence(manifest)) if one]
+    why = Sentence(reasons[0].code, " ".join(reasons)) if reasons else None
     state: Literal["partial", "complete"] = "partial" if why else "complete"
     code = manifest.job.exit_code if exit_code is None else exit_code
     return msgspec.structs.replace(
         manifest,
         state=state,
-        partial_reason=why or None,
+        partial_reason=why,
         losses=losses,
         job=msgspec.structs.replace(manifest.job, exit_code=code),
         phases=count_phases(steps, manifest.phases),

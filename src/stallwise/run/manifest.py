@@ -20,6 +20,7 @@ import msgspec
 
 from stallwise.errors import RunError, RunVersionError
 from stallwise.inputs import read_bytes
+from stallwise.sentences import Sentence, read_sentence, sentence_document
 
 Document = dict[str, Any]
 Migration = Callable[[Document], Document]
@@ -166,9 +167,9 @@ class Manifest(msgspec.Struct, frozen=True, kw_only=True):
     run_id: str
     created: Annotated[datetime, msgspec.Meta(tz=True)]
     state: State = "recording"
-    partial_reason: str | None = None
+    partial_reason: Sentence | None = None
     # Reasons for being partial that a later join cannot mend: an interrupted launcher, a damaged part.
-    losses: tuple[str, ...] = ()
+    losses: tuple[Sentence, ...] = ()
     stallwise_version: str
     job: JobRecord
     world: WorldRecord = WorldRecord()
@@ -182,7 +183,7 @@ class Manifest(msgspec.Struct, frozen=True, kw_only=True):
     """Whether the profile only observed; None where the record does not say."""
     counts: CountsRecord = CountsRecord()
     tables: dict[str, int] = {}
-    notes: tuple[str, ...] = ()
+    notes: tuple[Sentence, ...] = ()
 
 
 def new_manifest(
@@ -193,7 +194,7 @@ def new_manifest(
     nodes: tuple[NodeRecord, ...] = (),
     software: dict[str, str] | None = None,
     phases: tuple[PhaseRecord, ...] = (),
-    notes: tuple[str, ...] = (),
+    notes: tuple[Sentence, ...] = (),
 ) -> Manifest:
     """A manifest for a run that starts now. Nodes that write to their own disks must share the `run_id`."""
     from stallwise._version import __version__
@@ -216,7 +217,7 @@ def new_manifest(
 
 def encode(document: msgspec.Struct) -> bytes:
     """A struct as indented JSON, as it lies on disk."""
-    return msgspec.json.format(msgspec.json.encode(document), indent=2) + b"\n"
+    return msgspec.json.format(msgspec.json.encode(document, enc_hook=sentence_document), indent=2) + b"\n"
 
 
 def read_manifest(folder: Path) -> Manifest:
@@ -237,7 +238,7 @@ def decode(data: bytes, path: Path) -> Manifest:
         ) from None
     _check_version(document, path)
     try:
-        return msgspec.convert(migrate(document, MIGRATIONS, SCHEMA_VERSION), Manifest)
+        return msgspec.convert(migrate(document, MIGRATIONS, SCHEMA_VERSION), Manifest, dec_hook=read_sentence)
     except msgspec.ValidationError as error:
         raise RunError(
             f"{path} is not a usable run manifest: {error}. Restore it from a copy, or profile the job again."

@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING
 
 from stallwise.run.join import RankParts, RunSource, TableRead, find_parts, fold, missing_sentence, read_table
 from stallwise.run.manifest import Manifest, read_manifest
+from stallwise.sentences import Sentence
 
 if TYPE_CHECKING:
     from stallwise.run.table import Table
@@ -29,12 +30,13 @@ class Run:
         return cls(path, fold(manifest, parts) if parts else manifest, parts)
 
     @cached_property
-    def partial_reason(self) -> str | None:
+    def partial_reason(self) -> Sentence | None:
         """Why the record is not whole, or None when it is."""
         if self.manifest.state != "recording":
             return self.manifest.partial_reason
         missing = missing_sentence(self.manifest)
-        return " ".join(s for s in ("It is still being recorded, or its launcher was killed.", missing) if s)
+        open_ended = "It is still being recorded, or its launcher was killed."
+        return Sentence("run.recording", " ".join(filter(None, (open_ended, missing))))
 
     def table(self, name: str) -> "Table":
         """A table by name (`steps`, `batches`, `events`); a known one that nobody wrote is empty."""

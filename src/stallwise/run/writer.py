@@ -27,6 +27,7 @@ from stallwise.run.manifest import (
     read_manifest,
 )
 from stallwise.run.schema import TABLES
+from stallwise.sentences import Sentence
 
 # A flush costs about a millisecond plus the disk's own flush; over this many rows that is next to nothing.
 FLUSH_ROWS = 2048
@@ -113,7 +114,7 @@ class RankWriter:
         if len(rows) >= self._flush_rows:
             self._flush_table(table)
 
-    def note(self, sentence: str) -> None:
+    def note(self, sentence: Sentence) -> None:
         """Leave an honest remark for the reader of the run; on disk with the next flush."""
         if sentence not in self._report.notes:
             self._change_report(notes=(*self._report.notes, sentence))

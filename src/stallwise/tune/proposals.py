@@ -21,6 +21,7 @@ from stallwise.model.data.datapath import LoaderWork
 from stallwise.model.exchange import merge
 from stallwise.model.exchange.overlap import Overlap
 from stallwise.model.step.job import MeasuredJob, own_links
+from stallwise.sentences import Sentence
 from stallwise.tune._facts import JobFacts
 from stallwise.tune.knobs import NONE, Knobs, LoaderFacts
 
@@ -95,7 +96,7 @@ class Proposal:
     """Predicted fraction of the step that is saved."""
     low: float
     high: float
-    because: str
+    because: Sentence
     live: bool = False
     """Whether it can be switched while the job runs."""
     alone: float | None = None
@@ -135,7 +136,7 @@ def proposals(facts: JobFacts) -> tuple[Proposal, ...]:
 # ---- the loader ----------------------------------------------------------------------------------------------------
 
 
-def _with(facts: JobFacts, knobs: Knobs, because: str, *, on: Knobs = NONE, blocked: float = 1.0) -> Proposal:
+def _with(facts: JobFacts, knobs: Knobs, because: Sentence, *, on: Knobs = NONE, blocked: float = 1.0) -> Proposal:
     """Return settings of the loader with the gain that the model predicts on top of those in `on`."""
     now, then = facts.setting_of(on), facts.setting_of(on.with_(knobs))
     gain, low, high = gain_of(step_model(facts, now), step_model(facts, then, blocked=blocked), facts)
@@ -146,7 +147,7 @@ def _with(facts: JobFacts, knobs: Knobs, because: str, *, on: Knobs = NONE, bloc
 def with_workers(facts: JobFacts, count: int) -> Proposal:
     """Propose `count` loader workers."""
     now = facts.loader.num_workers if facts.loader else 0
-    because = f"batches are prepared by {count} instead of {now or 'no'} workers"
+    because = Sentence("workers.more", f"batches are prepared by {count} instead of {now or 'no'} workers")
     proposal = _with(facts, Knobs(num_workers=count), because)
     if facts.work is None or not facts.work.blocked_s or count <= max(1, now):
         return proposal
@@ -169,7 +170,7 @@ def _depths(facts: JobFacts, loader: LoaderFacts) -> list[Proposal]:
     depth = next((depth for depth in _DEPTHS if depth > now), None)
     if not loader.num_workers or depth is None:
         return []
-    because = "batches take unevenly long; a deeper queue evens that out"
+    because = Sentence("prefetch.deeper", "batches take unevenly long; a deeper queue evens that out")
     return [_with(facts, Knobs(prefetch_factor=depth), because)]
 
 
@@ -182,12 +183,17 @@ def _ahead(facts: JobFacts, loader: LoaderFacts, work: LoaderWork) -> list[Propo
         return []
     workers = max(loader.num_workers, best_workers(facts, blocked=0.0))
     more = Knobs(num_workers=workers) if workers != loader.num_workers else Knobs()
-    because = "the order of the samples is known ahead, so what comes next is fetched while the job trains"
+    because = Sentence(
+        "order.known-ahead",
+        "the order of the samples is known ahead, so what comes next is fetched while the job trains",
+    )
     ahead = replace(_with(facts, more.with_(Knobs(lookahead=True)), because, blocked=0.0), low=0.0)
     epoch_s = (facts.epoch_steps or 0.0) * facts.step_s
     if not loader.bucket_bytes or loader.cached or not 0 < epoch_s <= _CACHED_EPOCH_S:
         return [ahead]
-    because = "from the second epoch on, samples come from this node's disk instead of the store"
+    because = Sentence(
+        "cache.on-disk", "from the second epoch on, samples come from this node's disk instead of the store"
+    )
     size_bytes = round(1.2 * loader.bucket_bytes) + 2**20
     # Not credited with more than look-ahead alone: what is hidden already cannot be hidden again.
     knobs = ahead.knobs.with_(Knobs(cache_bytes=size_bytes))
@@ -206,7 +212,10 @@ def _pinned(facts: JobFacts, loader: LoaderFacts) -> list[Proposal]:
     if not facts.on_gpu or loader.pin_memory or copy is None:
         return []
     part = copy.s / facts.step_s
-    because = "batches are copied to the GPU from pinned memory, beside the compute where the copy is non_blocking"
+    because = Sentence(
+        "memory.pinned",
+        "batches are copied to the GPU from pinned memory, beside the compute where the copy is non_blocking",
+    )
     gain = min(part, 1 - part)
     return [
         Proposal(knobs=Knobs(pin_memory=True), gain=gain, low=0.0, high=part, because=because, live=loader.switchable)
@@ -226,7 +235,7 @@ def persistent(facts: JobFacts, on: Knobs = NONE) -> list[Proposal]:
         return []
     if not loader.fixed_order or loader.changes:
         return []
-    because = "workers are not started anew for every epoch"
+    because = Sentence("workers.kept", "workers are not started anew for every epoch")
     return [_with(facts, Knobs(persistent_workers=True), because, on=on)]
 
 
@@ -234,5 +243,7 @@ def persistent(facts: JobFacts, on: Knobs = NONE) -> list[Proposal]:
 
 
 def _of_buckets(one: BucketSize) -> Proposal:
-    because = f"gradients travel in pieces of {one.size_mb:g} MiB instead of {one.now_mb:g} MiB"
+    because = Sentence(
+        "buckets.other-size", f"gradients travel in pieces of {one.size_mb:g} MiB instead of {one.now_mb:g} MiB"
+    )
     return Proposal(knobs=Knobs(bucket_cap_mb=one.size_mb), gain=one.gain, low=one.low, high=one.high, because=because)

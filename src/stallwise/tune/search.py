@@ -24,6 +24,7 @@ from stallwise.analysis.profile import Profile
 from stallwise.errors import RunError
 from stallwise.machine.probe import measure_crowding
 from stallwise.record.launch import ProfileOutcome
+from stallwise.sentences import Sentence
 from stallwise.tune._advice import TuneAdvice, advice_on
 from stallwise.tune._facts import JobFacts, job_facts
 from stallwise.tune._judgement import LEAST_ROUNDS, GainPrior, is_decided
@@ -74,7 +75,7 @@ class TuneResult:
     advice: tuple[TuneAdvice, ...] = ()
     dry_run: bool = False
     interrupted: bool = False
-    notes: tuple[str, ...] = ()
+    notes: tuple[Sentence, ...] = ()
     seconds: float = 0.0
 
     @property
@@ -183,7 +184,7 @@ class _Tuner:
     kept: Knobs = NONE
     predicted: float = 0.0
     attempts: list[Attempt] = field(default_factory=list)
-    notes: list[str] = field(default_factory=list)
+    notes: list[Sentence] = field(default_factory=list)
     final: tuple[ArmTimes, ArmTimes] | None = None
     interrupted: bool = False
 
@@ -192,15 +193,21 @@ class _Tuner:
         world = self.facts.profile.world
         if world.world_size > 1 and not self.bench.launch.torchrun:
             self.notes.append(
-                "Nothing was tried: the script starts its ranks itself, where trials do not reach them. Let Stallwise "
-                "start them (one process per GPU, as torchrun does), or set the predicted settings by hand."
+                Sentence(
+                    "tune.own-ranks",
+                    "Nothing was tried: the script starts its ranks itself, where trials do not reach them. Let "
+                    "Stallwise start them (one process per GPU, as torchrun does), or set the predicted settings by "
+                    "hand.",
+                )
             )
             return
         try:
             self._stages()
         except KeyboardInterrupt:
             self.interrupted = True
-            self.notes.append("The tuning was interrupted; what had been measured until then is shown.")
+            self.notes.append(
+                Sentence("tune.interrupted", "The tuning was interrupted; what had been measured until then is shown.")
+            )
             self._only_first()
 
     def result(self, *, dry_run: bool) -> TuneResult:
@@ -368,10 +375,12 @@ class _Tuner:
             )
         except RunError as error:
             what = _names(chosen) if trial.arms else trial.fixed.shown()
-            self.notes.append(f"The trial of {what} failed: {str(error).rstrip('.')}.")
+            self.notes.append(Sentence("tune.trial-failed", f"The trial of {what} failed: {str(error).rstrip('.')}."))
             return ()
         if len(means) < len(trial.blocks) and not self._all_judged(trial, means):
-            self.notes.append(f"The script, or the time, ended before {_names(chosen)} had all their turns.")
+            self.notes.append(
+                Sentence("tune.ended", f"The script, or the time, ended before {_names(chosen)} had all their turns.")
+            )
         return means
 
     @staticmethod
@@ -413,7 +422,9 @@ class _Tuner:
 
     def _no_time(self, chosen: Sequence[Proposal]) -> tuple[ArmTimes, ...]:
         new = [one for one in chosen if not any(one.knobs == attempt.proposal.knobs for attempt in self.attempts)]
-        self.notes.append(f"Time was up before {_names(new or chosen)} could be tried. Allow more time.")
+        self.notes.append(
+            Sentence("tune.time-up", f"Time was up before {_names(new or chosen)} could be tried. Allow more time.")
+        )
         return ()
 
     # ---- judging -------------------------------------------------------------------------------------------
@@ -444,7 +455,12 @@ class _Tuner:
         if both and best_of([Attempt(proposal=kept[0], before=both[0], after=both[1])]):
             self.final = (both[0], both[1])
             return
-        self.notes.append(f"{self.kept.shown()} together were not shown to be faster than none: only the first stays.")
+        self.notes.append(
+            Sentence(
+                "tune.together",
+                f"{self.kept.shown()} together were not shown to be faster than none: only the first stays.",
+            )
+        )
         self._only_first()
 
     def _only_first(self) -> None:

@@ -198,8 +198,8 @@ def _key(query: QueryParams, name: str = "run") -> str:
 def _json(document: Any) -> Response:
     import msgspec
 
-    # msgspec writes what is not a number as null, which JSON has no word for.
-    return Response(msgspec.json.encode(document), media_type="application/json")
+    # msgspec writes what is not a number as null, which JSON has no word for. On the page a sentence is its text.
+    return Response(msgspec.json.encode(document, enc_hook=str), media_type="application/json")
 
 
 def _report(page: str, name: str = "") -> Response:

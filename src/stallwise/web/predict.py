@@ -28,6 +28,7 @@ from stallwise.model.step.job import OwnLinks
 from stallwise.report.format import show_percent, show_seconds, show_usd_bounds
 from stallwise.report.views.recommend import show_age, show_own_machine, show_request
 from stallwise.run.manifest import JobRecord
+from stallwise.sentences import Sentence
 from stallwise.units import BITS_PER_BYTE
 from stallwise.web.forms import SliderPositions, query_integer, query_number, shell_command
 from stallwise.web.runs import OpenRun
@@ -42,7 +43,7 @@ class RentTerms:
 
     provision_s: float
     startup_s: float
-    assumptions: tuple[str, ...]
+    assumptions: tuple[Sentence, ...]
     losses: Callable[[OpenRun, float], SpotTerms]
     """The spot terms of a run at a mean life in hours."""
 
@@ -301,7 +302,8 @@ def pick_from_front(recommendation: Recommendation, place: int) -> Recommendatio
 
 def with_pick(recommendation: Recommendation, option: FleetOption) -> Recommendation:
     """The same with another pick, which a person has chosen."""
-    return replace(recommendation, pick=option, candidates=(option,), verdict=f"{option.name}, chosen on the page.")
+    chosen = Sentence("rent", f"{option.name}, chosen on the page.", time_s=option.job_s, usd=option.usd)
+    return replace(recommendation, pick=option, candidates=(option,), verdict=chosen)
 
 
 def skypilot_of(opened: OpenRun, option: FleetOption, request: RecommendRequest) -> str:

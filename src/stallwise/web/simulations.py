@@ -11,6 +11,7 @@ import msgspec
 from stallwise.errors import InputError
 from stallwise.report.format import show_percent, show_seconds
 from stallwise.report.views.simulate import COLUMNS, JOB_COLUMNS
+from stallwise.sentences import Sentence, read_sentence
 from stallwise.web.forms import query_integer
 
 if TYPE_CHECKING:
@@ -34,7 +35,7 @@ class _Setting(msgspec.Struct, frozen=True, kw_only=True):
     cluster: str
     gpus: int
     load: float
-    verdict: str = ""
+    verdict: Sentence | None = None
     policies: tuple[_Policy, ...]
 
 
@@ -46,13 +47,13 @@ class _Simulation(msgspec.Struct, frozen=True, kw_only=True):
     contention: bool = False
     seeds: int = 1
     settings: tuple[_Setting, ...]
-    notes: tuple[str, ...] = ()
+    notes: tuple[Sentence, ...] = ()
 
 
 def simulation(path: Path) -> dict[str, Any]:
     """Policies by setting, each figure beside how the command line writes it."""
     try:
-        result = msgspec.json.decode(path.read_bytes(), type=_Simulation)
+        result = msgspec.json.decode(path.read_bytes(), type=_Simulation, dec_hook=read_sentence)
     except (msgspec.DecodeError, UnicodeDecodeError, RecursionError) as error:
         raise InputError(f"{path.name} is not the JSON document of a simulation ({error}).") from None
     return {
@@ -63,7 +64,7 @@ def simulation(path: Path) -> dict[str, Any]:
         "settings": [
             {
                 "name": f"{setting.cluster}, {setting.gpus:,} GPUs, load {setting.load:g}",
-                "verdict": setting.verdict,
+                "verdict": setting.verdict or "",
                 "policies": [_policy(policy, result.seeds) for policy in setting.policies],
             }
             for setting in result.settings

@@ -31,6 +31,7 @@ from stallwise.run.schema import BatchRow, EventRow, GradientRow, SpanRow, StepR
 from stallwise.run.traces.device_trace import NO_STEP, DeviceTrace, WorkKind
 from stallwise.run.traces.inputs import MOST_RANKS, shown
 from stallwise.run.writer import RankWriter, start_run
+from stallwise.sentences import Sentence
 
 LAUNCHER = "trace"
 """The manifest's launcher of a run that was a trace."""
@@ -140,67 +141,115 @@ def _per_node(job: TracedJob, hints: TraceHints) -> tuple[int, bool]:
     return min(_USUAL_GPUS, job.world_size), job.world_size == 1
 
 
-def _notes(job: TracedJob, model: TracedModel, *, stated: bool, per_node: int) -> list[str]:
-    notes = ["Imported from a trace: stalls are derived from one set-up, not measured by ablation."]
+def _notes(job: TracedJob, model: TracedModel, *, stated: bool, per_node: int) -> list[Sentence]:
+    notes = [
+        Sentence(
+            "trace.imported", "Imported from a trace: stalls are derived from one set-up, not measured by ablation."
+        )
+    ]
     notes += _step_notes(job, model)
     if not stated:
-        notes.append(f"How many GPUs a machine had is not in the trace; {per_node} is assumed.")
+        notes.append(
+            Sentence("trace.gpus-assumed", f"How many GPUs a machine had is not in the trace; {per_node} is assumed.")
+        )
     if model.why_not:
-        notes.append(f"{NO_PREDICTION}{model.why_not}.")
+        notes.append(Sentence("trace.no-prediction", f"{NO_PREDICTION}{model.why_not}."))
     elif not model.record or model.record.flops_per_step is None:
-        notes.append("FLOPs cannot be counted without shapes (record_shapes=True), so no other GPU can be predicted.")
+        notes.append(
+            Sentence(
+                "trace.no-shapes",
+                "FLOPs cannot be counted without shapes (record_shapes=True), so no other GPU can be predicted.",
+            )
+        )
     if model.strange_buckets:
         notes.append(
-            "Gradients travel in other pieces than DDP makes of them with one limit (a plan, a hook that compresses, "
-            "or parameters that are not used): torch's buckets of 25 MiB are assumed."
+            Sentence(
+                "trace.other-buckets",
+                "Gradients travel in other pieces than DDP makes of them with one limit (a plan, a hook that "
+                "compresses, or parameters that are not used): torch's buckets of 25 MiB are assumed.",
+            )
         )
     return notes + _rank_notes(job)
 
 
-def _step_notes(job: TracedJob, model: TracedModel) -> list[str]:
-    notes = []
+def _step_notes(job: TracedJob, model: TracedModel) -> list[Sentence]:
+    notes: list[Sentence] = []
     if job.joined > 1:
         notes.append(
-            f"{job.joined} of the profiler's steps make one: the optimizer updates after every {job.joined} batches."
+            Sentence(
+                "trace.accumulated-steps",
+                f"{job.joined} of the profiler's steps make one: the optimizer updates after every {job.joined} "
+                "batches.",
+            )
         )
     elif model.record is not None and (model.record.micro_batches or 1) > 1:
-        notes.append(f"A step accumulates the gradients of {model.record.micro_batches} batches.")
+        notes.append(
+            Sentence("trace.accumulated", f"A step accumulates the gradients of {model.record.micro_batches} batches.")
+        )
     if job.marked and len(job.numbers) > 1:
-        notes.append(f"The first of {len(job.numbers)} traced steps is not kept: the profiler starts in it.")
+        notes.append(
+            Sentence(
+                "trace.first-step-dropped",
+                f"The first of {len(job.numbers)} traced steps is not kept: the profiler starts in it.",
+            )
+        )
     elif job.marked:
-        notes.append("The trace holds one step only, so the one in which the profiler starts could not be dropped.")
+        notes.append(
+            Sentence(
+                "trace.one-step",
+                "The trace holds one step only, so the one in which the profiler starts could not be dropped.",
+            )
+        )
     else:
         notes.append(_unmarked(job))
     return notes
 
 
-def _rank_notes(job: TracedJob) -> list[str]:
+def _rank_notes(job: TracedJob) -> list[Sentence]:
     notes = []
     if any(view.trace.on_processor for view in job.ranks):
-        notes.append("No device is in the trace: operators of the CPU count as compute.")
+        notes.append(Sentence("trace.no-device", "No device is in the trace: operators of the CPU count as compute."))
     if len(job.ranks) == 1 and job.world_size > 1:
-        notes.append("One rank was traced: its collectives hold the waiting for ranks that came later.")
+        notes.append(
+            Sentence(
+                "trace.one-rank", "One rank was traced: its collectives hold the waiting for ranks that came later."
+            )
+        )
     if any(_OWN_LOADING in mark.name for view in job.ranks for mark in view.trace.loader):
-        notes.append("The training process loads its own batches; reading is not told from preparing.")
+        notes.append(
+            Sentence(
+                "trace.own-loading", "The training process loads its own batches; reading is not told from preparing."
+            )
+        )
     notes += [note for view in job.ranks for note in view.trace.notes]
     if any(not view.one_group and len(view.groups) < view.collectives for view in job.ranks):
         notes.append(
-            "The job has several process groups and the trace does not say in which a collective ran: such collectives "
-            "are left unmatched."
+            Sentence(
+                "trace.unknown-groups",
+                "The job has several process groups and the trace does not say in which a collective ran: such "
+                "collectives are left unmatched.",
+            )
         )
     loose = [shift.rank for shift in job.shifts[1:] if not shift.collectives]
     if loose:
-        notes.append(f"Rank {loose[0]} shares no collective with the others; its clock is as recorded.")
+        notes.append(
+            Sentence(
+                "trace.own-clock", f"Rank {loose[0]} shares no collective with the others; its clock is as recorded."
+            )
+        )
     return notes
 
 
-def _unmarked(job: TracedJob) -> str:
+def _unmarked(job: TracedJob) -> Sentence:
     bare = [view.rank for view in job.ranks if not view.trace.steps]
     if len(bare) == len(job.ranks):
-        return "The trace marks no steps (profiler.step() was not called): all of it counts as one."
-    return (
+        return Sentence(
+            "trace.no-steps", "The trace marks no steps (profiler.step() was not called): all of it counts as one."
+        )
+    return Sentence(
+        "trace.unmarked-rank",
         f"The trace of rank {bare[0]} marks no steps (profiler.step() was not called there): all of every rank's trace "
-        "counts as one."
+        "counts as one.",
     )
 
 

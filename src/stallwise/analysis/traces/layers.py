@@ -24,6 +24,7 @@ from stallwise.run.schema import BatchRow, GradientRow, LayerRow, StepRow
 from stallwise.run.traces.inputs import shown
 from stallwise.run.traces.layer_document import FORMAT, VERSION, LayerDocument, LayerEntry, OverlapEntry
 from stallwise.run.writer import RankWriter, start_run
+from stallwise.sentences import Sentence
 
 if TYPE_CHECKING:
     from stallwise.analysis.traces.import_ import TraceHints
@@ -115,8 +116,11 @@ def write_layer_run(document: LayerDocument, path: Path, folder: Path, hints: "T
             ),
             phases=tuple(PhaseRecord(name=phase, differs=f"as in {path.name}") for phase in times),
             notes=(
-                f"Imported from a layer file ({document.source}): one step, so intervals say nothing about noise.",
-                f"Times of layers: {document.times}.",
+                Sentence(
+                    "trace.layer-file",
+                    f"Imported from a layer file ({document.source}): one step, so intervals say nothing about noise.",
+                ),
+                Sentence("file.times", f"Times of layers: {document.times}."),
             ),
         ),
     )

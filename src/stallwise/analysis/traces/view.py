@@ -11,6 +11,7 @@ from stallwise.analysis.traces.import_ import ARRIVALS, CLOCK, LAUNCHER, PATH, S
 from stallwise.errors import InputError
 from stallwise.run import phases
 from stallwise.run.reader import Run
+from stallwise.sentences import Sentence
 
 if TYPE_CHECKING:
     from stallwise.run.table import Table
@@ -80,7 +81,7 @@ class TraceView:
     stragglers: tuple[Straggler, ...]
     """The rank that holds the others up longest comes first."""
     clocks: tuple[ClockAlignment, ...]
-    notes: tuple[str, ...]
+    notes: tuple[Sentence, ...]
 
 
 def view_of(run: Run) -> TraceView:

@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING
 
 from stallwise.cluster._outcome import Metrics
 from stallwise.cluster.policies._user import is_file
+from stallwise.sentences import Sentence
 from stallwise.units import show_percent
 
 if TYPE_CHECKING:
@@ -79,7 +80,7 @@ class SimulationComparison:
     contention: bool
     arrivals: str
     settings: tuple[SweepSetting, ...]
-    notes: tuple[str, ...]
+    notes: tuple[Sentence, ...]
 
     @property
     def results(self) -> list["SimulationResult"]:
@@ -87,7 +88,7 @@ class SimulationComparison:
 
 
 def compare_policies(
-    trace: "Trace", sweep: "Sweep", results: list["SimulationResult"], notes: tuple[str, ...] = ()
+    trace: "Trace", sweep: "Sweep", results: list["SimulationResult"], notes: tuple[Sentence, ...] = ()
 ) -> SimulationComparison:
     """Group the results of a sweep by setting and policy."""
     from stallwise.cluster.job import load
@@ -144,7 +145,7 @@ def mean_interval(values: Sequence[float]) -> tuple[float, float]:
     return mean - half, mean + half
 
 
-def verdict(setting: SweepSetting) -> str:
+def verdict(setting: SweepSetting) -> Sentence | None:
     """Name the policy with the least mean completion time among those that could run on a real cluster, and its lead.
 
     With several seeds the first two are compared seed by seed, on the same arrivals; a lead whose 95 % interval holds
@@ -154,19 +155,22 @@ def verdict(setting: SweepSetting) -> str:
     ranked = sorted(real, key=lambda standing: standing.mean["jct_mean_s"])
     first = ranked[0]
     if len(ranked) == 1:
-        return (
-            f"{first.label} is the only policy here that does not read durations." if len(setting.standings) > 1 else ""
+        if len(setting.standings) == 1:
+            return None
+        return Sentence(
+            "policies.without-durations", f"{first.label} is the only policy here that does not read durations."
         )
     second = ranked[1]
     lead = 1 - first.mean["jct_mean_s"] / second.mean["jct_mean_s"]
     if lead < 0.0005:
-        return f"{first.label} and {second.label} have the least mean completion time."
+        return Sentence("policies.equal", f"{first.label} and {second.label} have the least mean completion time.")
     sentence = f"{first.label} has the least mean completion time, {show_percent(lead)} below {second.label}"
     if len(first.results) > 1 and _lead_s(first, second)[0] <= 0:
-        return f"{sentence}, but {len(first.results)} seeds do not tell the two apart."
+        words = f"{sentence}, but {len(first.results)} seeds do not tell the two apart."
+        return Sentence("policies.not-told-apart", words, seeds=len(first.results), lead=lead)
     longer = first.mean["makespan_s"] / min(standing.mean["makespan_s"] for standing in real) - 1
     makespan = f"; its makespan is {show_percent(longer)} longer than the shortest" if longer >= 0.0005 else ""
-    return f"{sentence}{makespan}."
+    return Sentence("policies.least-mean", f"{sentence}{makespan}.", lead=lead)
 
 
 def _lead_s(first: PolicyStanding, second: PolicyStanding) -> tuple[float, float]:

@@ -28,6 +28,7 @@ from stallwise.cluster.traces.rows import (
     parse_time,
 )
 from stallwise.errors import InputError
+from stallwise.sentences import Sentence
 
 PLAIN = frozenset({"job_id", "submit_s", "gpus", "duration_s"})
 TIRESIAS = frozenset({"job_id", "num_gpu", "submit_time", "iterations", "model_name", "duration"})
@@ -166,7 +167,12 @@ def read_philly_log(table: TraceTable) -> Trace:
             line=line,
         )
 
-    return collect(table, "Philly log", parse, ("Submissions are counted from the first one.",))
+    return collect(
+        table,
+        "Philly log",
+        parse,
+        (Sentence("trace.from-first", "Submissions are counted from the first one."),),
+    )
 
 
 def read_hyperdrive(table: TraceTable) -> Trace:
@@ -185,7 +191,12 @@ def read_hyperdrive(table: TraceTable) -> Trace:
             line=line,
         )
 
-    return collect(table, "Themis Philly", parse, ("The log has starts, not submissions: they stand for arrivals.",))
+    return collect(
+        table,
+        "Themis Philly",
+        parse,
+        (Sentence("trace.starts", "The log has starts, not submissions: they stand for arrivals."),),
+    )
 
 
 def read_processed(table: TraceTable) -> Trace:
@@ -202,7 +213,12 @@ def read_processed(table: TraceTable) -> Trace:
             line=line,
         )
 
-    return collect(table, "Themis Philly", parse, ("The log has starts, not submissions: they stand for arrivals.",))
+    return collect(
+        table,
+        "Themis Philly",
+        parse,
+        (Sentence("trace.starts", "The log has starts, not submissions: they stand for arrivals."),),
+    )
 
 
 PODS = frozenset({"name", "cpu_milli", "memory_mib", "num_gpu", "gpu_milli"})
@@ -243,5 +259,9 @@ def read_pods(table: TraceTable) -> Trace:
         return job
 
     trace = collect(table, "Alibaba GPU 2023", parse)
-    notes = (f"{shared:,} pods ask for a share of a GPU: each takes a whole one.",) if shared else ()
+    notes = (
+        (Sentence("trace.gpu-shares", f"{shared:,} pods ask for a share of a GPU: each takes a whole one."),)
+        if shared
+        else ()
+    )
     return replace(trace, notes=(*trace.notes, *notes))

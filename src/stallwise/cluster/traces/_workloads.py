@@ -32,6 +32,7 @@ from stallwise.cluster.traces.rows import (
 )
 from stallwise.cluster.traces.speeds import MeasuredSpeeds, require_profiles
 from stallwise.errors import InputError
+from stallwise.sentences import Sentence
 
 if TYPE_CHECKING:
     from stallwise.cluster.speed._tables import GavelThroughputs
@@ -68,7 +69,7 @@ def read_gavel(table: TraceTable, path: Path, measured: MeasuredSpeeds) -> Trace
         except InputError as error:
             raise BadRowError("no measured throughput for its GPUs", str(error)) from None
 
-    note = f"Run times: steps over the throughput measured on {measured.gpu}."
+    note = Sentence("trace.throughput", f"Run times: steps over the throughput measured on {measured.gpu}.")
     return replace(collect(table, "Gavel", parse, (note,)), speed=rates)
 
 
@@ -89,7 +90,9 @@ def read_shockwave(table: TraceTable, path: Path, measured: MeasuredSpeeds) -> T
             line=line,
         )
 
-    note = "Run times as the trace gives them; batch sizes that change on the way are in them."
+    note = Sentence(
+        "trace.run-times", "Run times as the trace gives them; batch sizes that change on the way are in them."
+    )
     return replace(collect(table, "Shockwave", parse, (note,)), speed=rates)
 
 
@@ -125,7 +128,12 @@ def read_workload(table: TraceTable, path: Path, measured: MeasuredSpeeds) -> Tr
         except InputError as error:
             raise BadRowError("no measurement for its GPUs and batch size", str(error)) from None
 
-    trace = collect(table, "Pollux or Sia", parse, (f"Run times from the step times measured in {folder.name}.",))
+    trace = collect(
+        table,
+        "Pollux or Sia",
+        parse,
+        (Sentence("trace.step-times", f"Run times from the step times measured in {folder.name}."),),
+    )
     return replace(trace, speed=apps)
 
 
@@ -172,7 +180,10 @@ def read_elasticflow(table: TraceTable, path: Path, measured: MeasuredSpeeds) ->
             line=line,
         )
 
-    note = f"Speed by number of GPUs: steps over duration in {len(tables)} traces of {folder.name or folder}."
+    note = Sentence(
+        "trace.speed-by-gpus",
+        f"Speed by number of GPUs: steps over duration in {len(tables)} traces of {folder.name or folder}.",
+    )
     return replace(collect(table, "ElasticFlow", parse, (note,)), speed=speed)
 
 

@@ -16,6 +16,7 @@ from stallwise.cluster.job import Job, TraceLoad
 from stallwise.cluster.speed.base import Speed
 from stallwise.errors import InputError, nearest_names
 from stallwise.inputs import TEXT_BYTES, bounded_rows, read_text, read_whole
+from stallwise.sentences import Sentence
 from stallwise.units import show_factor, show_number, show_seconds
 
 Fields = Sequence[str]
@@ -67,7 +68,7 @@ class Trace:
     format: str
     jobs: tuple[Job, ...]
     problems: tuple[RowProblem, ...] = ()
-    notes: tuple[str, ...] = ()
+    notes: tuple[Sentence, ...] = ()
     speed: Speed | None = None
     """Speed of its jobs by placement; None where it is unknown, and placement costs nothing."""
 
@@ -75,7 +76,7 @@ class Trace:
 Parse = Callable[[int, Fields], Job]
 
 
-def collect(table: TraceTable, format: str, parse: Parse, notes: Iterable[str] = ()) -> Trace:
+def collect(table: TraceTable, format: str, parse: Parse, notes: Iterable[Sentence] = ()) -> Trace:
     """Parse every row; repeated ids are problems, jobs without work are left out and counted."""
     jobs: list[Job] = []
     problems: list[RowProblem] = []
@@ -95,7 +96,9 @@ def collect(table: TraceTable, format: str, parse: Parse, notes: Iterable[str] =
         except SkippedRow as reason:
             left_out[str(reason)] = left_out.get(str(reason), 0) + 1
     jobs.sort(key=lambda job: job.arrival_s)  # stable: jobs that arrive together keep the order of the file
-    counted = (f"{count:,} {reason}: left out." for reason, count in left_out.items())
+    counted = (
+        Sentence("trace.left-out", f"{count:,} {reason}: left out.", count=count) for reason, count in left_out.items()
+    )
     return Trace(
         source=table.source, format=format, jobs=tuple(jobs), problems=tuple(problems), notes=(*notes, *counted)
     )
@@ -268,7 +271,11 @@ def usable_trace(trace: Trace, *, skip_bad: bool) -> Trace:
         return trace
     kinds = Counter(problem.kind for problem in trace.problems)
     counts = ", ".join(f"{count:,} with {kind}" for kind, count in kinds.most_common())
-    return replace(trace, problems=(), notes=(*trace.notes, f"{_lines(len(trace.problems))} left out: {counts}."))
+    return replace(
+        trace,
+        problems=(),
+        notes=(*trace.notes, Sentence("trace.lines-left-out", f"{_lines(len(trace.problems))} left out: {counts}.")),
+    )
 
 
 def list_problems(problems: Iterable[RowProblem]) -> str:

@@ -11,6 +11,7 @@ from stallwise.cluster.speed.base import Penalty, Speed
 from stallwise.cluster.topology import Cluster
 from stallwise.cluster.traces.rows import Trace
 from stallwise.errors import InputError, UnknownNameError
+from stallwise.sentences import Sentence
 
 _UP = 3  # folders that are searched, from that of the trace upwards
 
@@ -79,16 +80,19 @@ def trace_speeds(
         )
     if flat is not None:
         penalty = Penalty(flat)
-        return _noted(trace, "Speed by the widest border a gang crosses, alike for all jobs."), TraceSpeeds(
-            on=lambda cluster: penalty.inside(cluster)
-        )
+        return _noted(
+            trace, Sentence("speed.by-border", "Speed by the widest border a gang crosses, alike for all jobs.")
+        ), TraceSpeeds(on=lambda cluster: penalty.inside(cluster))
     if trace.speed is not None:
         return trace, TraceSpeeds(on=lambda _: trace.speed)
     folder = None
     if trace.format == "Dally" or (measured.profiles is not None and any(job.model for job in trace.jobs)):
         folder = find_profiles(path, measured, _LAYERS)
     if folder is None and not measured.own:
-        note = "Nothing is known about the speed of these jobs by placement: where they run costs nothing."
+        note = Sentence(
+            "speed.unknown",
+            "Nothing is known about the speed of these jobs by placement: where they run costs nothing.",
+        )
         return _noted(trace, note), TraceSpeeds(on=lambda _: None)
     return _layered(trace, folder, measured)
 
@@ -102,7 +106,7 @@ def _layered(trace: Trace, folder: Path | None, measured: MeasuredSpeeds) -> tup
     profiles = (read_profiles(folder) if folder is not None else {}) | {name: it.gradients for name, it in own.items()}
     sources = [f"the layer profiles in {folder.name}"] if folder is not None else []
     sources += [f"{path} for {name}" for name, path in measured.own]
-    note = f"Speed by placement from {', '.join(sources)}, network {measured.network}."
+    note = Sentence("speed.from-profiles", f"Speed by placement from {', '.join(sources)}, network {measured.network}.")
     speeds = TraceSpeeds(
         on=lambda cluster: LayerProfiles(profiles, network, levels=cluster.levels, own=own), models=tuple(profiles)
     )
@@ -117,5 +121,5 @@ def _check_names(trace: Trace, measured: MeasuredSpeeds) -> None:
             raise UnknownNameError(f"model in {trace.source}", name, models)
 
 
-def _noted(trace: Trace, note: str) -> Trace:
+def _noted(trace: Trace, note: Sentence) -> Trace:
     return replace(trace, notes=(*trace.notes, note))

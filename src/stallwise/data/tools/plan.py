@@ -25,6 +25,7 @@ from stallwise.model.data.object_store import (
     partitioned_wait,
     together,
 )
+from stallwise.sentences import Sentence
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -187,7 +188,7 @@ class DataPlan:
     measured: MeasuredEpoch | None
     alternatives: tuple[CacheAlternative, ...]
     jobs: JobsPlan | None
-    assumptions: tuple[str, ...]
+    assumptions: tuple[Sentence, ...]
 
 
 def data_plan_of(run: "Run", request: DataPlanRequest) -> DataPlan:
@@ -379,44 +380,74 @@ def _measured(profile: Profile, use: BucketUse, facts: JobDataFacts, prices: Sto
     )
 
 
-def _assumptions(profile: Profile, facts: JobDataFacts, request: DataPlanRequest) -> Sequence[str]:
+def _against_decoding(facts: JobDataFacts) -> str:
+    if facts.ready_samples_per_s < facts.ingest_samples_per_s:
+        return ", but no faster than its loaders decode."
+    if facts.decode_samples_per_s:
+        return "; its loaders decode faster than that."
+    return "; how fast its loaders decode is not known."
+
+
+def _assumptions(profile: Profile, facts: JobDataFacts, request: DataPlanRequest) -> Sequence[Sentence]:
     link, peer_bytes_per_s = request.link, request.peer_bytes_per_s
     notes = [
-        f"The link is one node's own: {request.link_from}. Real loaders have made 82 to 91 % of a link's nominal rate; "
-        "intervals reach down to 82 %.",
-        f"{link.concurrency} requests are under way at a time on each node, each waiting {link.latency_s * 1e3:.3g} ms "
-        "before its bytes come (mean value analysis of a closed queue).",
-        "Samples are fetched in the order they are used (Lookahead), so a job waits only for what the link cannot "
-        "bring while it computes, and for the first batch of every epoch.",
-        "The job takes samples as fast as the run's step without its data stalls"
-        + (
-            ", but no faster than its loaders decode."
-            if facts.ready_samples_per_s < facts.ingest_samples_per_s
-            else "; its loaders decode faster than that."
-            if facts.decode_samples_per_s
-            else "; how fast its loaders decode is not known."
+        Sentence(
+            "link.own",
+            f"The link is one node's own: {request.link_from}. Real loaders have made 82 to 91 % of a link's nominal "
+            "rate; intervals reach down to 82 %.",
         ),
-        "All objects are as large as the mean; caches begin empty.",
+        Sentence(
+            "requests.at-a-time",
+            f"{link.concurrency} requests are under way at a time on each node, each waiting "
+            f"{link.latency_s * 1e3:.3g} ms before its bytes come (mean value analysis of a closed queue).",
+        ),
+        Sentence(
+            "samples.lookahead",
+            "Samples are fetched in the order they are used (Lookahead), so a job waits only for what the link cannot "
+            "bring while it computes, and for the first batch of every epoch.",
+        ),
+        Sentence(
+            "job.consumption",
+            "The job takes samples as fast as the run's step without its data stalls" + _against_decoding(facts),
+        ),
+        Sentence("objects.mean-size", "All objects are as large as the mean; caches begin empty."),
     ]
     if facts.nodes > 1:
         notes.append(
-            "Every epoch deals samples to nodes anew, so a node's cache holds what others will want. Sticky partitions "
-            "keep a node's samples on it: fewer misses, and a weaker shuffle. Caches that are shared (Peers) give each "
-            "other what they have at "
-            + (f"{peer_bytes_per_s / 1e6:,.0f} MB/s." if peer_bytes_per_s else "the link's rate.")
+            Sentence(
+                "samples.dealt-anew",
+                "Every epoch deals samples to nodes anew, so a node's cache holds what others will want. Sticky "
+                "partitions keep a node's samples on it: fewer misses, and a weaker shuffle. Caches that are shared "
+                "(Peers) give each other what they have at "
+                + (f"{peer_bytes_per_s / 1e6:,.0f} MB/s." if peer_bytes_per_s else "the link's rate."),
+                peer_bytes_per_s=peer_bytes_per_s,
+            )
         )
     if request.jobs is not None:
         notes.append(
-            f"{request.jobs} jobs take and prepare like the run's, share its loaders' cores and this cache; copying a "
-            "prepared batch costs nothing."
+            Sentence(
+                "jobs.share-cache",
+                f"{request.jobs} jobs take and prepare like the run's, share its loaders' cores and this cache; "
+                "copying a prepared batch costs nothing.",
+            )
         )
     if facts.nodes != profile.world.nnodes:
         notes.append(
-            f"Each of {facts.nodes} nodes computes as fast as one of the run's {profile.world.nnodes}; what they lose "
-            "to exchanging gradients is not in it (stallwise whatif)."
+            Sentence(
+                "nodes.alike",
+                f"Each of {facts.nodes} nodes computes as fast as one of the run's {profile.world.nnodes}; what they "
+                "lose to exchanging gradients is not in it (stallwise whatif).",
+                nodes=facts.nodes,
+                nnodes=profile.world.nnodes,
+            )
         )
     if request.prices is None:
-        notes.append("The store's prices are not known, so there are no dollars: name the store (s3 or gs).")
+        notes.append(
+            Sentence(
+                "prices.unknown",
+                "The store's prices are not known, so there are no dollars: name the store (s3 or gs).",
+            )
+        )
     else:
-        notes.append(f"Prices: {price_source(request.prices)}.")
+        notes.append(Sentence("prices.source", f"Prices: {price_source(request.prices)}."))
     return notes

@@ -15,6 +15,7 @@ from stallwise.data.objects.index import Index
 from stallwise.data.objects.store import ObjectBucket
 from stallwise.errors import InputError, ObjectError, StallwiseError
 from stallwise.hardware.prices import StorePrices
+from stallwise.sentences import Sentence
 
 if TYPE_CHECKING:
     from stallwise.data.cache.cache import NodeCache
@@ -42,7 +43,7 @@ class FetchFailure:
     """An object that could not be fetched, and the reason."""
 
     name: str
-    reason: str
+    reason: Sentence
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -82,7 +83,7 @@ class WarmResult:
     seconds: float
     usd: float | None
     interrupted: bool
-    stopped_because: str | None
+    stopped_because: Sentence | None
 
 
 def missing_objects(
@@ -160,7 +161,7 @@ class CacheWarmer:
         self._todo: Iterator[int] = iter(need.numbers)
         self._lock = threading.Lock()
         self._stop = threading.Event()
-        self._why: str | None = None
+        self._why: Sentence | None = None
         self._done = self._fetched = self._fetched_bytes = self._dropped = 0
         self._requests = self._retries = self._in_a_row = 0
         self._failed: list[FetchFailure] = []
@@ -234,7 +235,7 @@ class CacheWarmer:
             self._dropped += not kept
             self._in_a_row = 0
         if not kept:
-            self._end("The cache is full: it does not keep what is fetched.")
+            self._end(Sentence("cache.full", "The cache is full: it does not keep what is fetched."))
         self._check_spent()
 
     def _note_failure(self, number: int, error: StallwiseError) -> None:
@@ -244,17 +245,20 @@ class CacheWarmer:
             self._done += 1
             self._requests += getattr(error, "tries", 1)
             self._in_a_row += 1
-            self._failed.append(FetchFailure(name=self._index[number].name, reason=str(error)))
+            self._failed.append(
+                FetchFailure(name=self._index[number].name, reason=Sentence("object.unreadable", str(error)))
+            )
         if self._in_a_row >= GIVE_UP_AFTER:
-            self._end(f"{GIVE_UP_AFTER} objects in a row could not be read.")
+            self._end(Sentence("objects.unreadable", f"{GIVE_UP_AFTER} objects in a row could not be read."))
 
     def _check_spent(self) -> None:
         if self._budget_usd is not None:
             spent = self._usd()
             if spent is not None and spent > self._budget_usd:
-                self._end(f"The budget of {self._budget_usd:g} dollars is spent.")
+                words = f"The budget of {self._budget_usd:g} dollars is spent."
+                self._end(Sentence("budget.spent", words, budget_usd=self._budget_usd))
 
-    def _end(self, why: str) -> None:
+    def _end(self, why: Sentence) -> None:
         with self._lock:
             self._why = self._why or why
         self._stop.set()

@@ -19,6 +19,7 @@ from stallwise.model.statistics.stalls import Share
 from stallwise.model.step.iteration import iteration_graph
 from stallwise.model.step.paths import steady_state
 from stallwise.model.step.prediction import Factors, alone
+from stallwise.sentences import Sentence
 from stallwise.units import show_rate, show_seconds
 from stallwise.workload.layers import LayerTrace
 
@@ -53,7 +54,7 @@ class MeasuredJob:
     """Time blocked when every file comes from storage, where that was measured."""
     data_factors: Factors = (1.0, 1.0)
     cores_per_node: int | None = None
-    assumptions: tuple[str, ...] = ()
+    assumptions: tuple[Sentence, ...] = ()
 
     @property
     def exchange(self) -> Share | None:
@@ -80,10 +81,10 @@ class OwnLinks:
 
     inside: KnownLink | None = None
     between: KnownLink | None = None
-    caveat: str | None = None
+    caveat: Sentence | None = None
     merged: bool = False
     """One link stands for both, because exchange inside and between nodes was not measured separately."""
-    notes: tuple[str, ...] = ()
+    notes: tuple[Sentence, ...] = ()
 
 
 def own_links(job: MeasuredJob, latency_s: float = 0.0) -> OwnLinks:
@@ -100,7 +101,10 @@ def own_links(job: MeasuredJob, latency_s: float = 0.0) -> OwnLinks:
     if inside_ranks == 1:
         return OwnLinks(between=all_ranks.link, caveat=all_ranks.caveat, notes=all_ranks.notes)
     if job.inside is None:
-        note = "Exchange inside and between nodes was not told apart; one link, the slower, stands for both."
+        note = Sentence(
+            "links.not-told-apart",
+            "Exchange inside and between nodes was not told apart; one link, the slower, stands for both.",
+        )
         return OwnLinks(
             inside=all_ranks.link,
             between=all_ranks.link,
@@ -138,8 +142,8 @@ def s_per_byte_for(stall_of: Callable[[float], float], stall_s: float, start: fl
 @dataclass(frozen=True, slots=True, kw_only=True)
 class _Calibrated:
     link: KnownLink
-    caveat: str | None = None
-    notes: tuple[str, ...] = ()
+    caveat: Sentence | None = None
+    notes: tuple[Sentence, ...] = ()
 
 
 def _calibrated(job: MeasuredJob, stall: Share, ranks: int, latency_s: float) -> _Calibrated:
@@ -152,32 +156,41 @@ def _calibrated(job: MeasuredJob, stall: Share, ranks: int, latency_s: float) ->
 
     source = f"to the exchange measured on {ranks} ranks"
     if not bounded:
-        caveat = f"The exchange among the run's {ranks} ranks was measured in one block, whose spread is not known."
+        caveat = Sentence(
+            "links.one-block",
+            f"The exchange among the run's {ranks} ranks was measured in one block, whose spread is not known.",
+            ranks=ranks,
+        )
         return _Calibrated(link=_link(find(stall.s), latency_s, source, 1.0, 1.0), caveat=caveat)
     middle, high = find(stall.s), find(stall.high_s)
     if not stall.distinguishable:
-        caveat = (
+        caveat = Sentence(
+            "links.below-noise",
             f"The exchange among the run's {ranks} ranks is not distinguishable from zero (at most "
-            f"{show_seconds(stall.high_s)}), so of their link only a lower bound is known: {_rate(high)}."
+            f"{show_seconds(stall.high_s)}), so of their link only a lower bound is known: {_rate(high)}.",
+            ranks=ranks,
+            high_s=stall.high_s,
         )
         middle = middle or high / _FAR
         return _Calibrated(link=_link(middle, latency_s, source, 0.0, high / middle if middle else 1.0), caveat=caveat)
     starts = f"start-up times are taken as {show_seconds(latency_s)}" if latency_s else "start-up times are part of it"
-    note = (
+    note = Sentence(
+        "links.fitted",
         f"The rate of the link among {ranks} ranks, {_rate(middle)}, is the one with which the model's exchange is as "
-        f"long as the measured one; {starts}."
+        f"long as the measured one; {starts}.",
+        ranks=ranks,
     )
-    if _waits(middle, job, ranks):
-        note = f"{note} {WAITING}"
+    notes = (note, WAITING) if _waits(middle, job, ranks) else (note,)
     low = find(stall.low_s)
     factors = (low / middle, high / middle) if middle else (1.0, 1.0)
-    return _Calibrated(link=_link(middle, latency_s, source, *factors), notes=(note,))
+    return _Calibrated(link=_link(middle, latency_s, source, *factors), notes=notes)
 
 
 _SLOWEST_INSIDE = 100e6  # bytes/s: a tenth of one PCIe 3 lane, or of loopback between two processes
-WAITING = (
+WAITING = Sentence(
+    "links.implausible",
     "No link inside a machine is that slow: most of this exchange is waiting, for a core or for the other ranks, so "
-    "that fewer bytes or a faster link may not shorten it as predicted."
+    "that fewer bytes or a faster link may not shorten it as predicted.",
 )
 """Said of an exchange inside a machine whose fitted rate cannot be that of a link."""
 

@@ -23,6 +23,7 @@ from stallwise.model.step.setups import (
     check_loader,
     step_estimates,
 )
+from stallwise.sentences import Sentence
 
 POWERS_OF_TWO = tuple(2**n for n in range(11))
 """1 to 1,024 GPUs."""
@@ -109,21 +110,43 @@ def changed_setups(
 
 
 _NOTES = {
-    "p3-ideal": "p3-ideal is a limit that no scheduler reaches; compare with it, do not plan by it.",
-    "horovod": "Agreeing on which tensors are ready is taken to cost nothing; the cycle begins with backward.",
-    "p3": "The scheduler itself is taken to cost nothing, and each slice pays its start-up time in full.",
-    "bytescheduler": "The scheduler itself is taken to cost nothing, and each slice pays its start-up time in full.",
-    "local-sgd": "What updates from parameters that drift apart do to convergence is not modelled.",
+    "p3-ideal": Sentence(
+        "scheme.ideal", "p3-ideal is a limit that no scheduler reaches; compare with it, do not plan by it."
+    ),
+    "horovod": Sentence(
+        "scheme.negotiation",
+        "Agreeing on which tensors are ready is taken to cost nothing; the cycle begins with backward.",
+    ),
+    "p3": Sentence(
+        "scheme.no-cost",
+        "The scheduler itself is taken to cost nothing, and each slice pays its start-up time in full.",
+    ),
+    "bytescheduler": Sentence(
+        "scheme.no-cost",
+        "The scheduler itself is taken to cost nothing, and each slice pays its start-up time in full.",
+    ),
+    "local-sgd": Sentence(
+        "scheme.convergence", "What updates from parameters that drift apart do to convergence is not modelled."
+    ),
 }
 
 
-def scheme_notes(overlap: Overlap) -> list[str]:
+def scheme_notes(overlap: Overlap) -> list[Sentence]:
     """Return the assumptions of a way of exchanging gradients, in sentences."""
     notes = [_NOTES[overlap.scheme]] if overlap.scheme in _NOTES else []
     if overlap.compression < 1.0:
-        notes.append("Converting gradients to 16 bits and back is taken to cost nothing.")
+        notes.append(
+            Sentence("compression.conversion", "Converting gradients to 16 bits and back is taken to cost nothing.")
+        )
     if overlap.sparse is not None:
-        notes.append("Selecting the largest values takes as long as published for a V100; convergence is not modelled.")
+        notes.append(
+            Sentence(
+                "compression.selection",
+                "Selecting the largest values takes as long as published for a V100; convergence is not modelled.",
+            )
+        )
     if overlap.through == "servers":
-        notes.append("A parameter server is taken to run on every worker's machine.")
+        notes.append(
+            Sentence("scheme.parameter-server", "A parameter server is taken to run on every worker's machine.")
+        )
     return notes

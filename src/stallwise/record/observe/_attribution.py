@@ -27,6 +27,7 @@ from stallwise.record.rank._schedule import LEAD_STEPS
 from stallwise.record.rank._steps import StepClock
 from stallwise.run.schema import ObservedRow
 from stallwise.run.writer import RankWriter
+from stallwise.sentences import Sentence
 
 _INTERVAL_S = 0.002
 _MARK = "stallwise#"
@@ -125,7 +126,11 @@ class ObservePhase(PhaseObserver):
         try:
             profiler.start()
         except RuntimeError:
-            self._writer.note("The host's part was sampled only: the script runs torch's profiler itself.")
+            self._writer.note(
+                Sentence(
+                    "observe.sampled", "The host's part was sampled only: the script runs torch's profiler itself."
+                )
+            )
             return
         self._profiler = profiler
 
@@ -206,7 +211,12 @@ class ObservePhase(PhaseObserver):
         bounds = {cut: device_moment(timeline, mark) for cut, mark in marks.items() if mark is not None}
         first_mark = marks[cuts[0]]
         if len(bounds) < len(cuts) or first_mark is None or not timeline.work:
-            self._writer.note("What the device waited for is unknown: torch's profiler saw none of its work.")
+            self._writer.note(
+                Sentence(
+                    "observe.no-device-work",
+                    "What the device waited for is unknown: torch's profiler saw none of its work.",
+                )
+            )
             return {}
         ahead_s = first_mark / 1e6 - self._boundaries_s[cuts[0]]  # the trace's clock ahead of the monotonic one
         moved = [dataclasses.replace(sample, at_s=sample.at_s + ahead_s) for sample in samples]

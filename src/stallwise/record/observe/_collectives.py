@@ -18,6 +18,7 @@ from torch import distributed as dist
 
 from stallwise.record.rank._steps import StepClock, TimeMark, elapsed_s
 from stallwise.run.schema import MESSAGES, CollectiveRow
+from stallwise.sentences import Sentence
 
 _NAMES = (
     "all_reduce",
@@ -83,12 +84,17 @@ class ScriptCollectives:
         self._names.update(wait.name for wait in waits)
         return waits
 
-    def remarks(self) -> list[str]:
+    def remarks(self) -> list[Sentence]:
         """A sentence on the collectives that the script has called so far."""
         if not self._names:
             return []
         names = ", ".join(sorted(self._names))
-        return [f"The script calls collectives itself ({names}); they are timed as what compute waits for."]
+        return [
+            Sentence(
+                "observe.own-collectives",
+                f"The script calls collectives itself ({names}); they are timed as what compute waits for.",
+            )
+        ]
 
     def _timed(self, name: str, collective: Callable[..., Any]) -> Callable[..., Any]:
         parameters = list(inspect.signature(collective).parameters)

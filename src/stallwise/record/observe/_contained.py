@@ -4,6 +4,7 @@ from collections.abc import Callable
 from typing import Protocol
 
 from stallwise.run.writer import RankWriter
+from stallwise.sentences import Sentence
 
 
 class PhaseObserver(Protocol):
@@ -76,11 +77,18 @@ class ContainedObserver:
     def _give_up(self, error: Exception) -> None:
         observer, self._inner = self._inner, None
         self._writer.note(
-            f"The {self._phase} phase was given up on rank {self._writer.rank}, and what it measures is unknown "
-            f"({type(error).__name__}: {str(error).strip().partition(chr(10))[0][:200]})."
+            Sentence(
+                "phase.given-up",
+                f"The {self._phase} phase was given up on rank {self._writer.rank}, and what it measures is unknown "
+                f"({type(error).__name__}: {str(error).strip().partition(chr(10))[0][:200]}).",
+            )
         )
         if observer is not None:
             try:
                 observer.abandon()
             except Exception as again:
-                self._writer.note(f"Not everything of the {self._phase} phase could be undone ({again}).")
+                self._writer.note(
+                    Sentence(
+                        "phase.not-undone", f"Not everything of the {self._phase} phase could be undone ({again})."
+                    )
+                )

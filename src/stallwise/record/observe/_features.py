@@ -13,6 +13,7 @@ from torch.utils.flop_counter import FlopCounterMode
 
 from stallwise.record.ablate._snapshot import live_modules
 from stallwise.record.rank._steps import StepClock
+from stallwise.sentences import Sentence
 
 _AUTOGRAD: Any = torch._C._autograd
 
@@ -61,7 +62,7 @@ class StepCounter:
 
     def __init__(self, parameters: Iterable[Parameter], clock: StepClock) -> None:
         self.flops: int | None = None
-        self.notes: list[str] = []
+        self.notes: list[Sentence] = []
         self.activation_bytes: int | None = None
         self.autocast: torch.dtype | None = None
         self.mostly_convolves = False
@@ -98,7 +99,11 @@ class StepCounter:
         """Take our hooks away before somebody forbids hooks: forbidding them while there are some is an error."""
         disable = self._disable
         if self._leave_hooks():
-            self.notes.append("The script uses torch.func, so the memory of its activations is unknown.")
+            self.notes.append(
+                Sentence(
+                    "activations.unknown", "The script uses torch.func, so the memory of its activations is unknown."
+                )
+            )
         return disable(*args, **kwargs)
 
     def _leave_hooks(self) -> bool:

@@ -32,6 +32,7 @@ from stallwise.record.rank._steps import StepClock, TimeMark, elapsed_s
 from stallwise.run.manifest import ModelRecord
 from stallwise.run.schema import GradientRow, LayerRow, SpanRow
 from stallwise.run.writer import RankWriter
+from stallwise.sentences import Sentence
 from stallwise.workload.layers import plain_name
 
 
@@ -464,7 +465,10 @@ class LayerPhase(PhaseObserver):
         self._watch.install()
         if self._watch.unwatched:
             self._writer.note(
-                f"{self._watch.unwatched} modules are TorchScript, which takes no hooks: their times are unknown."
+                Sentence(
+                    "layers.torchscript",
+                    f"{self._watch.unwatched} modules are TorchScript, which takes no hooks: their times are unknown.",
+                )
             )
         self._clock.prepare(self._watch.marks_per_step * steps)
         # A dispatch mode belongs to one thread; batches may be asked for in another than the one that trains.
@@ -526,8 +530,11 @@ class LayerPhase(PhaseObserver):
         """Without hooks: gradients in the reverse of the model's order, as DDP itself first assumes."""
         if self._compiled:
             self._writer.note(
-                "The model is compiled, so times of single layers and gradients are unknown; predictions from this "
-                "run assume that gradients become ready evenly over backward, last layer first."
+                Sentence(
+                    "layers.compiled",
+                    "The model is compiled, so times of single layers and gradients are unknown; predictions from this "
+                    "run assume that gradients become ready evenly over backward, last layer first.",
+                )
             )
         order = [(pair, None) for pair in reversed(named_parameters(self._roots))]
         for gradient in gradient_rows(self._writer.rank, self._roots, order):

@@ -16,6 +16,7 @@ from stallwise.record.observe._contained import PhaseObserver
 from stallwise.record.rank._steps import StepClock
 from stallwise.run.schema import SpanRow
 from stallwise.run.writer import RankWriter
+from stallwise.sentences import Sentence
 
 _BACKWARD = "autograd::engine::evaluate_function"
 _FETCH = "enumerate(DataLoader)"
@@ -63,7 +64,9 @@ class TracePhase(PhaseObserver):
         rank = self._writer.rank
         for n, (track, event) in enumerate(_tracks(events, self._boundaries_s)):
             if n >= _MAX_SPANS:
-                self._writer.note(f"The timeline of rank {rank} holds the first {_MAX_SPANS} spans only.")
+                self._writer.note(
+                    Sentence("timeline.cut", f"The timeline of rank {rank} holds the first {_MAX_SPANS} spans only.")
+                )
                 break
             duration_s = max(0.0, event.end_s - event.start_s)
             row = SpanRow(rank, None, track, event.name, event.start_s - zero_s, duration_s, event.bytes or None)
@@ -82,7 +85,9 @@ class TracePhase(PhaseObserver):
         try:
             profiler.start()
         except RuntimeError:
-            self._writer.note("There is no timeline: the script runs torch's profiler itself.")
+            self._writer.note(
+                Sentence("timeline.none", "There is no timeline: the script runs torch's profiler itself.")
+            )
             return
         self._profiler = profiler
         self._ahead_s = time.time() - time.monotonic()

@@ -6,24 +6,45 @@ from collections.abc import Iterable
 import torch
 from torch.optim import Optimizer
 
+from stallwise.sentences import Sentence
 
-def remarks(optimizers: Iterable[Optimizer], *, fsdp2: bool) -> list[str]:
+
+def remarks(optimizers: Iterable[Optimizer], *, fsdp2: bool) -> list[Sentence]:
     """A sentence for each way of training whose traffic stays part of compute."""
     sentences = []
     if "deepspeed" in sys.modules:
-        sentences.append("DeepSpeed exchanges gradients itself; its traffic is part of compute.")
+        sentences.append(
+            Sentence("unsupported.deepspeed", "DeepSpeed exchanges gradients itself; its traffic is part of compute.")
+        )
     if "torch.distributed.pipelining" in sys.modules:
-        sentences.append("Pipeline parallelism is not taken apart: its bubbles and traffic are part of compute.")
+        sentences.append(
+            Sentence(
+                "unsupported.pipeline",
+                "Pipeline parallelism is not taken apart: its bubbles and traffic are part of compute.",
+            )
+        )
     parameters = [p for o in optimizers for group in o.param_groups for p in group["params"]]
     if _has_flat_parameters(parameters):
         sentences.append(
-            "FullyShardedDataParallel (FSDP1) is not taken apart: its traffic is part of compute. "
-            "fully_shard (FSDP2) can be."
+            Sentence(
+                "unsupported.fsdp1",
+                "FullyShardedDataParallel (FSDP1) is not taken apart: its traffic is part of compute. "
+                "fully_shard (FSDP2) can be.",
+            )
         )
     if _is_tensor_parallel(parameters, fsdp2=fsdp2):
-        sentences.append("Tensor parallelism is not taken apart: its traffic is part of compute.")
+        sentences.append(
+            Sentence(
+                "unsupported.tensor-parallel", "Tensor parallelism is not taken apart: its traffic is part of compute."
+            )
+        )
     if _counted_replays[0]:
-        sentences.append("The script replays CUDA graphs; a collective captured in one cannot be taken away.")
+        sentences.append(
+            Sentence(
+                "unsupported.cuda-graphs",
+                "The script replays CUDA graphs; a collective captured in one cannot be taken away.",
+            )
+        )
     return sentences
 
 

@@ -20,6 +20,7 @@ from torch import distributed as dist
 from stallwise.record.rank.environment import RecordSettings, rank_place
 from stallwise.run import phases
 from stallwise.run.manifest import NO_LOADER
+from stallwise.sentences import Sentence
 
 
 @dataclass(frozen=True, slots=True)
@@ -144,7 +145,7 @@ class PhaseScheduler:
         self.world = this_world()
         self.rounds = 0
         self.phases: tuple[str, ...] = (phases.AS_IS,)
-        self.notes: list[str] = []
+        self.notes: list[Sentence] = []
         self.reads_files: Callable[[], bool] = lambda: False
         self.ended_because = ""
         self.means: dict[str, dict[int, float]] = {}  # phase -> block -> mean step
@@ -192,18 +193,27 @@ class PhaseScheduler:
         )
         if not has_loader:
             self.notes.append(
-                f"{NO_LOADER}, so what the step waits for is observed, not ablated. Wrap the loop's iterable in "
-                "stallwise.batches(...) to have its stalls ablated."
+                Sentence(
+                    "phase.no-loader",
+                    f"{NO_LOADER}, so what the step waits for is observed, not ablated. Wrap the loop's iterable in "
+                    "stallwise.batches(...) to have its stalls ablated.",
+                )
             )
         if self.world.size > 1 and not has_exchange:
             self.notes.append(
-                "No DistributedDataParallel or FSDP2 model was seen. Collectives that the script calls itself are "
-                "timed; any other exchange between ranks is part of compute."
+                Sentence(
+                    "phase.no-exchange",
+                    "No DistributedDataParallel or FSDP2 model was seen. Collectives that the script calls itself are "
+                    "timed; any other exchange between ranks is part of compute.",
+                )
             )
         if has_exchange and not can_split and self.world.nodes > 1:
             self.notes.append(
-                "The script has a communication hook of its own, so traffic inside a node and between nodes "
-                "cannot be told apart; all of it is shown as network."
+                Sentence(
+                    "phase.own-hook",
+                    "The script has a communication hook of its own, so traffic inside a node and between nodes "
+                    "cannot be told apart; all of it is shown as network.",
+                )
             )
 
     def add(self, phase: str, duration_s: float, *, kept: bool) -> None:

@@ -40,6 +40,7 @@ from stallwise.run.atomic import write_atomically
 from stallwise.run.manifest import ENDED_ITSELF, LoaderRecord
 from stallwise.run.schema import EventRow, StepRow
 from stallwise.run.writer import RankWriter
+from stallwise.sentences import Sentence
 
 _Arguments = ParamSpec("_Arguments")
 _Result = TypeVar("_Result")
@@ -317,8 +318,12 @@ class Recorder:
         self._write_past()
         rounds = min((len(self.schedule.means.get(phase, ())) for phase in self.schedule.phases), default=0)
         self.writer.note(
-            f"{ENDED_ITSELF} after {self._steps} steps and {rounds} rounds of all phases, before the "
-            "profile was complete; intervals may be wide. Give it more epochs or steps for tighter ones."
+            Sentence(
+                "run.ended-early",
+                f"{ENDED_ITSELF} after {self._steps} steps and {rounds} rounds of all phases, before the "
+                "profile was complete; intervals may be wide. Give it more epochs or steps for tighter ones.",
+                _steps=self._steps,
+            )
         )
 
     def close(self, *, exit_code: int, reason: str | None) -> None:
@@ -328,7 +333,7 @@ class Recorder:
         self.clock.wait()
         self._write_past()
         if self.schedule.ended_because:
-            self.writer.note(f"The profile ended because {self.schedule.ended_because}.")
+            self.writer.note(Sentence("run.ended", f"The profile ended because {self.schedule.ended_because}."))
         self.writer.close(reason=reason, exit_code=exit_code, peak_memory_bytes=self._peak_memory_bytes())
 
     def give_up(self, error: Exception) -> None:
@@ -336,7 +341,12 @@ class Recorder:
         self._listening = False
         self.failure = f"{type(error).__name__}: {str(error).strip().partition(chr(10))[0][:300]}"
         with contextlib.suppress(Exception):
-            self.writer.note(f"An error of Stallwise itself ended the recording ({self.failure}). Please report it.")
+            self.writer.note(
+                Sentence(
+                    "run.internal-error",
+                    f"An error of Stallwise itself ended the recording ({self.failure}). Please report it.",
+                )
+            )
         with contextlib.suppress(Exception):
             if self._observer is not None:
                 self._observer.abandon()
@@ -447,7 +457,12 @@ class Recorder:
         """Keep whole copies of batches from now on where the script changes their values."""
         changed = [ring.check() for ring in self._rings.values()] if self._capturing else []
         if any(changed):
-            self.writer.note("The script changes batches in place: they are copied whole, which is part of the step.")
+            self.writer.note(
+                Sentence(
+                    "batches.copied",
+                    "The script changes batches in place: they are copied whole, which is part of the step.",
+                )
+            )
 
     def _write_past(self) -> None:
         while self._ended_steps and is_past(self._ended_steps[0].end):
@@ -529,7 +544,11 @@ class Recorder:
             fetches = self._reader.fetches_per_step * self.tracker.period
             queued += self._reader.ahead
             self.writer.note(
-                "Batches are read by another thread than the one that trains; what a step waits for them is not timed."
+                Sentence(
+                    "batches.other-thread",
+                    "Batches are read by another thread than the one that trains; what a step waits for them is not "
+                    "timed.",
+                )
             )
         workers = max((source.workers for source in self._sources.values()), default=0)
         self._describe_loader()
@@ -625,11 +644,19 @@ class Recorder:
     def _take_snapshot(self) -> None:
         self._snapshot = TrainingSnapshot(self._optimizers.values(), processes=self.schedule.world.local_size)
         if self._snapshot.place == "host":
-            self.writer.note("The GPU had little memory left, so the state of the training was kept on the host.")
+            self.writer.note(
+                Sentence(
+                    "state.on-host",
+                    "The GPU had little memory left, so the state of the training was kept on the host.",
+                )
+            )
         elif self._snapshot.place == "nowhere":
             self.writer.note(
-                "There was no memory for a copy of the weights: what replayed batches and steps without exchange did "
-                "to them was not undone."
+                Sentence(
+                    "state.not-restored",
+                    "There was no memory for a copy of the weights: what replayed batches and steps without exchange "
+                    "did to them was not undone.",
+                )
             )
 
     def _observe(self, segment: PhaseSegment, create: "Callable[[], PhaseObserver]") -> None:

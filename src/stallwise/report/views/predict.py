@@ -139,7 +139,7 @@ def draw_table(forecast: TableForecast) -> View:
     )
     more = len(forecast.rows) - _SHOWN
     note = f"… and {more:,} rows more; the JSON document has all of them" if more > 0 else ""
-    reasons = [one.reason for one in forecast.forecasts if isinstance(one, Unanswered)]
+    reasons: list[str] = [one.reason for one in forecast.forecasts if isinstance(one, Unanswered)]
     if reasons:
         count = f"{forecast.answered:,} of {len(forecast.rows):,} rows are answered."
         left = len(reasons) - _SHOWN

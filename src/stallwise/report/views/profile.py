@@ -31,6 +31,7 @@ from stallwise.report.view import (
     view,
 )
 from stallwise.run.manifest import NodeRecord
+from stallwise.sentences import Sentence
 
 MEANINGS = {
     "compute": "forward, backward and update, with nothing to wait for",
@@ -411,7 +412,7 @@ _NAMES = {"interconnect": "interconnect", "network": "network", "prep": "CPU (pr
 class _Stash:
     times: StashTimes
     stalls: StashStalls
-    notes: tuple[str, ...]
+    notes: tuple[Sentence, ...]
 
 
 def stash_document(profile: Profile) -> dict[str, Any]:
@@ -422,7 +423,7 @@ def stash_document(profile: Profile) -> dict[str, Any]:
         "run_id": profile.run_id,
         "times": {f"{name}_s": plain(stash.times.of(name)) for name in _RUNS},
         "stalls": {name: _record(getattr(stash.stalls, name)) for name in _NAMES},
-        "notes": list(stash.notes),
+        "notes": plain(stash.notes),
     }
 
 
@@ -478,20 +479,35 @@ def _stash(profile: Profile) -> _Stash:
     return _Stash(times, stalls, tuple(_notes(profile, stalls)))
 
 
-def _notes(profile: Profile, stalls: StashStalls) -> list[str]:
+def _notes(profile: Profile, stalls: StashStalls) -> list[Sentence]:
     notes = [
-        "Each has another run as its whole: they are not parts of one step and do not add up.",
-        "Stash launches the job once per run; here all times come from the phases of one launch.",
+        Sentence(
+            "stash.own-wholes", "Each has another run as its whole: they are not parts of one step and do not add up."
+        ),
+        Sentence(
+            "stash.one-launch",
+            "Stash launches the job once per run; here all times come from the phases of one launch.",
+        ),
     ]
     if stalls.network is not None:
-        notes.append("The network stall is relative to one machine's time and may exceed 100 %.")
+        notes.append(
+            Sentence("stash.network", "The network stall is relative to one machine's time and may exceed 100 %.")
+        )
     if stalls.fetch is not None and stalls.fetch.s < 0:
         notes.append(
-            "The disk stall is negative because cold steps were no slower than warm ones; Stash has no floor here."
+            Sentence(
+                "stash.negative-disk",
+                "The disk stall is negative because cold steps were no slower than warm ones; Stash has no floor here.",
+            )
         )
     fetch = profile.split.fetch
     if fetch is not None and fetch.distinguishable:
         notes.append(
-            f"With warm files the job still waits {show_seconds(fetch.s)} for storage; Stash counts that as CPU stall."
+            Sentence(
+                "stash.warm-fetch",
+                f"With warm files the job still waits {show_seconds(fetch.s)} for storage; Stash counts that as CPU "
+                "stall.",
+                fetch_s=fetch.s,
+            )
         )
     return notes

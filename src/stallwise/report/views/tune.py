@@ -32,6 +32,8 @@ from stallwise.report.view import (
     table,
     view,
 )
+from stallwise.sentences import sentence_document
+from stallwise.tune._advice import TuneAdvice
 from stallwise.tune.knobs import LoaderFacts
 from stallwise.tune.proposals import Proposal
 from stallwise.tune.search import TuneResult
@@ -199,7 +201,7 @@ def _advice(result: TuneResult) -> Iterator[tuple[str, Line]]:
     for one in result.advice:
         gain = f"predicted {show_percent(one.gain)} of the step ({show_percent_bounds(one.low, one.high)})"
         changes = "; changes the training" if one.alters else ""
-        yield "with code", f"{one.text} {gain}, not tried{changes}."
+        yield "with code", f"{one.text.rstrip('.')}: {gain}, not tried{changes}."
 
 
 def document(result: TuneResult) -> dict[str, Any]:
@@ -222,12 +224,17 @@ def document(result: TuneResult) -> dict[str, Any]:
         "gain": plain(result.gain),
         "predicted_gain": plain(result.predicted_gain),
         "patch": list(patch(result)),
-        "advice": [plain(one) for one in result.advice],
+        "advice": [_advised(one) for one in result.advice],
         "dry_run": result.dry_run,
         "interrupted": result.interrupted,
         "notes": list(result.notes),
         "seconds": result.seconds,
     }
+
+
+def _advised(one: TuneAdvice) -> dict[str, Any]:
+    gains = {"gain": plain(one.gain), "low": plain(one.low), "high": plain(one.high)}
+    return {**sentence_document(one.text), **gains, "alters": one.alters}
 
 
 def _proposal(one: Proposal) -> dict[str, Any]:

@@ -33,6 +33,7 @@ from stallwise.run.traces.device_trace import (
     work_of,
 )
 from stallwise.run.traces.inputs import count, shown
+from stallwise.sentences import Sentence
 
 _COLLECTIVE, _SEND, _RECEIVE, _COMPUTE = 7, 5, 6, 4
 _FILE_RANK = re.compile(r"\.(\d+)\.(?:et|json)(?:\.gz)?$")
@@ -251,7 +252,12 @@ def _replayed(path: Path, nodes: list[ChakraNode], world_size: int | None) -> De
             if "DataLoader" in n.name and "__next__" in n.name
         ),
         on_processor=not device,
-        notes=(f"{path.name} is a Chakra trace without begins: times are those of a replay of its dependencies.",),
+        notes=(
+            Sentence(
+                "trace.without-begins",
+                f"{path.name} is a Chakra trace without begins: times are those of a replay of its dependencies.",
+            ),
+        ),
     )
 
 

@@ -15,6 +15,8 @@ from typing import Any
 
 import numpy as np
 
+from stallwise.sentences import Sentence
+
 # numpy.typing says the same and costs a tenth of the time that reading a small trace takes.
 Times = np.ndarray[tuple[Any, ...], np.dtype[np.int64]]
 Micros = np.ndarray[tuple[Any, ...], np.dtype[np.float64]]
@@ -162,7 +164,7 @@ class DeviceTrace:
     """Whether times have digits below a microsecond."""
     on_processor: bool = False
     """No device in the trace: `work` is the CPU's own operators."""
-    notes: tuple[str, ...] = field(default=())
+    notes: tuple[Sentence, ...] = field(default=())
 
 
 @dataclass(slots=True)

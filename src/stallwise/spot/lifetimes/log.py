@@ -13,6 +13,7 @@ import numpy as np
 import numpy.typing as npt
 
 from stallwise.errors import InputError, UnknownNameError, nearest_names
+from stallwise.sentences import Sentence
 
 Floats = npt.NDArray[np.float64]
 
@@ -59,7 +60,7 @@ class LifetimeLog:
     source: str
     lives: tuple[MachineLife, ...]
     trace: AvailabilityTrace | None = None
-    notes: tuple[str, ...] = ()
+    notes: tuple[Sentence, ...] = ()
 
 
 def check_life(life: MachineLife, where: str) -> MachineLife:

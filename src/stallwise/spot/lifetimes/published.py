@@ -12,6 +12,7 @@ from pathlib import Path
 import numpy as np
 
 from stallwise.errors import UnknownNameError
+from stallwise.sentences import Sentence
 from stallwise.spot.lifetimes.log import LifetimeLog, MachineLife
 from stallwise.spot.lifetimes.models import TabulatedLifetime
 from stallwise.units import SECONDS_PER_HOUR
@@ -64,7 +65,10 @@ class PublishedLifetimes:
         left = [MachineLife(lived_s=LIMIT_S, lost=False, gpu=self.gpu, region=self.region)] * (
             self.machines - self.lost
         )
-        note = "Published by the hour: a loss is put in the middle of its hour; the 24 h limit is not counted as one."
+        note = Sentence(
+            "lifetimes.by-hour",
+            "Published by the hour: a loss is put in the middle of its hour; the 24 h limit is not counted as one.",
+        )
         return LifetimeLog(source=f"published {self.gpu} in {self.region}", lives=(*lost, *left), notes=(note,))
 
 

@@ -12,6 +12,7 @@ import numpy as np
 
 from stallwise.errors import InputError
 from stallwise.inputs import bounded_nesting, bounded_rows, read_text
+from stallwise.sentences import Sentence
 from stallwise.spot.lifetimes.log import AvailabilityTrace, LifetimeLog, MachineLife, check_life, lives_of_counts
 from stallwise.units import SECONDS_PER_HOUR
 
@@ -54,10 +55,14 @@ def read_dated_counts(lines: Sequence[str], source: str) -> LifetimeLog:
     began = min(moment for moment, _ in rows)
     seconds = sorted((((moment - began).total_seconds(), count) for moment, count in rows), key=lambda row: row[0])
     back = any(later[0] < earlier[0] for earlier, later in pairwise(rows))
-    return _log(seconds, source, ("Some rows go back in time; they were put in order.",) if back else ())
+    return _log(
+        seconds,
+        source,
+        (Sentence("lifetimes.reordered", "Some rows go back in time; they were put in order."),) if back else (),
+    )
 
 
-def _log(rows: Sequence[tuple[float, int]], source: str, notes: tuple[str, ...]) -> LifetimeLog:
+def _log(rows: Sequence[tuple[float, int]], source: str, notes: tuple[Sentence, ...]) -> LifetimeLog:
     for number, ((before_s, _), (at_s, count)) in enumerate(zip([(rows[0][0], 0), *rows], rows, strict=False), 1):
         if at_s < before_s:
             raise InputError(f"{source}, row {number}: time goes back from {before_s:g} to {at_s:g} s. Sort the log.")
@@ -70,15 +75,23 @@ def _log(rows: Sequence[tuple[float, int]], source: str, notes: tuple[str, ...])
     return LifetimeLog(source=source, lives=lives, trace=trace, notes=(*notes, *assumed(trace, unseen)))
 
 
-def assumed(trace: AvailabilityTrace, unseen: int) -> tuple[str, ...]:
+def assumed(trace: AvailabilityTrace, unseen: int) -> tuple[Sentence, ...]:
     """Return notes on what lives derived from counts assume."""
     notes = []
     if trace.most > 1:
         notes.append(
-            "Counts do not say which machine was lost; the oldest is taken. The mean life does not depend on it."
+            Sentence(
+                "lifetimes.oldest-lost",
+                "Counts do not say which machine was lost; the oldest is taken. The mean life does not depend on it.",
+            )
         )
     if unseen:
-        notes.append(f"{unseen} {'machine' if unseen == 1 else 'machines'} there at the start began unseen: left out.")
+        notes.append(
+            Sentence(
+                "lifetimes.left-out",
+                f"{unseen} {'machine' if unseen == 1 else 'machines'} there at the start began unseen: left out.",
+            )
+        )
     return tuple(notes)
 
 
@@ -149,7 +162,7 @@ def log_of_events(events: Iterable[Event], source: str, end_s: float = 0.0) -> L
     end_s = max(end_s, float(last_s))
     lives += [MachineLife(lived_s=end_s - began_s, lost=False, machine=node) for node, began_s in running.items()]
     trace = AvailabilityTrace(np.array(list(counts)), np.array(list(counts.values()), dtype=np.int64), end_s)
-    still = f"{len(running)} machines were there at the end: censored."
+    still = Sentence("lifetimes.censored", f"{len(running)} machines were there at the end: censored.")
     return LifetimeLog(source=source, lives=tuple(lives), trace=trace, notes=(still,) if running else ())
 
 
@@ -171,7 +184,7 @@ def read_series(document: object, path: Path) -> LifetimeLog:
     trace = AvailabilityTrace(np.arange(len(counts), dtype=np.float64) * gap_s, counts, len(counts) * gap_s)
     zone, gpu = _labels(path.stem)
     lives, unseen = lives_of_counts(trace, region=zone, gpu=gpu)
-    note = f"Ticks of {gap_s:g} s: a life is known to that."
+    note = Sentence("lifetimes.ticks", f"Ticks of {gap_s:g} s: a life is known to that.", gap_s=gap_s)
     return LifetimeLog(source=path.name, lives=lives, trace=trace, notes=(note, *assumed(trace, unseen)))
 
 
@@ -245,10 +258,15 @@ def read_table(lines: Sequence[str], source: str) -> LifetimeLog:
         raise InputError(f"{source} has a header and no rows. Check the file.")
     _check_overlaps(lives, source)
     if not any(life.lost for life in lives):
-        notes.append("No machine was lost in this log.")
+        notes.append(Sentence("lifetimes.no-loss", "No machine was lost in this log."))
     stopped = sum(not life.lost for life in lives)
     if stopped:
-        notes.append(f"{stopped:,} of {len(lives):,} machines were not lost but stopped or still there: censored.")
+        notes.append(
+            Sentence(
+                "lifetimes.stopped",
+                f"{stopped:,} of {len(lives):,} machines were not lost but stopped or still there: censored.",
+            )
+        )
     return LifetimeLog(source=source, lives=tuple(lives), notes=tuple(notes))
 
 

@@ -7,6 +7,7 @@ from typing import Literal, get_args
 import numpy as np
 
 from stallwise.errors import InputError
+from stallwise.sentences import Sentence
 from stallwise.spot.lifetimes.log import AvailabilityTrace, Floats
 from stallwise.spot.lifetimes.models import Lifetime
 
@@ -41,7 +42,7 @@ class SpotFleet:
     other_usd_per_h: float = 0.0
     lock_step: bool = False
     """All do equal shares and wait for the slowest; else their speeds add up."""
-    notes: tuple[str, ...] = field(default=())
+    notes: tuple[Sentence, ...] = field(default=())
 
     def __post_init__(self) -> None:
         for kind, spot, on_demand in self.groups:

@@ -11,6 +11,7 @@ from dataclasses import replace
 import numpy as np
 
 from stallwise.errors import InputError
+from stallwise.sentences import Sentence
 from stallwise.spot.lifetimes.log import Floats
 from stallwise.spot.lifetimes.models import Lifetime, first_loss_in_fleet, first_loss_of
 from stallwise.spot.plan.closed import expected_time, expected_time_without_checkpoints, mean_time_to_loss_s
@@ -131,7 +132,12 @@ def choose_interval(request: SpotRequest) -> CheckpointIntervals:
     daly_s = min(young_daly_s(request.save_s, to_loss_s), request.work_s)
     if not fleet.spot_machines:
         used_s = request.interval_s or request.work_s
-        return CheckpointIntervals(used_s=used_s, why="no machine can be lost", young_daly_s=daly_s, schedule_s=())
+        return CheckpointIntervals(
+            used_s=used_s,
+            why=Sentence("interval.no-loss", "no machine can be lost"),
+            young_daly_s=daly_s,
+            schedule_s=(),
+        )
     schedule = _schedule(request)
     used_s, why, tried = _used(request, daly_s)
     return CheckpointIntervals(used_s=used_s, why=why, young_daly_s=daly_s, schedule_s=schedule, tried=tried)
@@ -143,13 +149,15 @@ def used_interval_s(request: SpotRequest) -> float:
     return _used(request, min(daly_s, request.work_s))[0]
 
 
-def _used(request: SpotRequest, daly_s: float) -> tuple[float, str, tuple[tuple[float, float], ...]]:
+def _used(request: SpotRequest, daly_s: float) -> tuple[float, Sentence, tuple[tuple[float, float], ...]]:
     if request.interval_s is not None:
-        return request.interval_s, "given", ()
+        return request.interval_s, Sentence("interval.given", "given"), ()
     if request.on_loss == "carry-on" or request.save_s == 0:
-        return min(request.work_s, max(daly_s, SECONDS_PER_HOUR / 6)), "a loss costs no work", ()
+        free = Sentence("interval.no-work-lost", "a loss costs no work")
+        return min(request.work_s, max(daly_s, SECONDS_PER_HOUR / 6)), free, ()
     tried = _search(request, daly_s)
-    return min(tried, key=lambda pair: pair[1])[0], "least mean finish of those tried", tuple(tried)
+    best = Sentence("interval.least-finish", "least mean finish of those tried")
+    return min(tried, key=lambda pair: pair[1])[0], best, tuple(tried)
 
 
 def _schedule(request: SpotRequest) -> tuple[float, ...]:
@@ -374,13 +382,13 @@ def make_plan(request: SpotRequest) -> SpotPlan:
     )
 
 
-def _verdict(request: SpotRequest, result: PlanResult, calm: PlanResult, levers: Sequence[PlanLever]) -> str:
+def _verdict(request: SpotRequest, result: PlanResult, calm: PlanResult, levers: Sequence[PlanLever]) -> Sentence:
     if not request.fleet.spot_machines:
-        return "No machine can be lost: the job takes as long as it takes."
+        return Sentence("spot.no-loss", "No machine can be lost: the job takes as long as it takes.")
     saving = 1.0 - result.cost_usd.mean / calm.cost_usd.mean if calm.cost_usd.mean else 0.0
     if not request.limited:
         word = f"{_percent(saving)} less" if saving >= 0 else f"{_percent(-saving)} more"
-        return f"On spot the job costs {word} than on-demand."
+        return Sentence("spot.saving", f"On spot the job costs {word} than on-demand.", saving=saving)
     bought = [lever for lever in levers if lever.name in BOUGHT]
     ways: list[tuple[str, PlanResult]] = [
         ("as planned", result),
@@ -390,10 +398,12 @@ def _verdict(request: SpotRequest, result: PlanResult, calm: PlanResult, levers:
     if not good:
         best_name, best = max(ways, key=lambda pair: pair[1].within)
         closest = f"closest, in {_percent(best.within)}: {best_name}"
-        return f"Nothing looked at meets the limits in {_percent(CONFIDENCE)} of cases; {closest}."
+        return Sentence(
+            "spot.impossible", f"Nothing looked at meets the limits in {_percent(CONFIDENCE)} of cases; {closest}."
+        )
     name, chosen = min(good, key=lambda pair: pair[1].cost_usd.mean)
     limits = f"the limits in at least {_percent(CONFIDENCE)} of cases"
-    return f"Cheapest of what meets {limits}: {name} ({_percent(chosen.within)})."
+    return Sentence("spot.cheapest", f"Cheapest of what meets {limits}: {name} ({_percent(chosen.within)}).")
 
 
 def _percent(fraction: float) -> str:
@@ -413,19 +423,30 @@ def _method(request: SpotRequest) -> str:
     return method if prices is None else f"{method}; prices of {prices.days:.3g} days, each replay from another moment"
 
 
-def _assumed(request: SpotRequest) -> Iterator[str]:
+def _assumed(request: SpotRequest) -> Iterator[Sentence]:
     if not request.fleet.spot_machines:
         return
     if request.trace is None and request.kind.wait is None and request.replacement == "spot":
-        yield "Another spot machine can always be had; where that is not so, give a log with a trace."
+        yield Sentence(
+            "spot.always-available",
+            "Another spot machine can always be had; where that is not so, give a log with a trace.",
+        )
     if request.on_loss == "shrink":
-        yield "With fewer machines the job is slower in proportion; each keeps its batch."
+        yield Sentence(
+            "spot.fewer-machines", "With fewer machines the job is slower in proportion; each keeps its batch."
+        )
     if request.others:
         shares = "equal shares, so that all wait for the slowest" if request.lock_step else "shares by their speed"
-        yield f"Machines of different kinds do {shares}."
+        yield Sentence("spot.kinds", f"Machines of different kinds do {shares}.")
     if request.rule.moves:
-        yield "Machines let go because of their price are not lost: the job saves first, and pays for that."
-    yield "A lost machine is billed up to its loss, a new one from when it is there. On-demand saves once an hour."
+        yield Sentence(
+            "spot.let-go",
+            "Machines let go because of their price are not lost: the job saves first, and pays for that.",
+        )
+    yield Sentence(
+        "spot.billing",
+        "A lost machine is billed up to its loss, a new one from when it is there. On-demand saves once an hour.",
+    )
 
 
 def _quantiles(values: Floats) -> tuple[tuple[float, float], ...]:

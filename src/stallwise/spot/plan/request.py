@@ -3,6 +3,7 @@
 from dataclasses import dataclass, field
 
 from stallwise.errors import InputError
+from stallwise.sentences import Sentence
 from stallwise.spot.lifetimes.log import AvailabilityTrace
 from stallwise.spot.plan.closed import ExpectedTime, JobWork
 from stallwise.spot.plan.fleet import MachineKind, OnLoss, Replacement, SpotFleet, uniform_fleet
@@ -48,7 +49,7 @@ class SpotRequest:
     replays: int = 10_000
     seed: int = 1
     zones: tuple[tuple[str, MachineKind, AvailabilityTrace | None], ...] = ()
-    assumptions: tuple[str, ...] = ()
+    assumptions: tuple[Sentence, ...] = ()
 
     def __post_init__(self) -> None:
         if self.others and self.prices is not None:
@@ -119,7 +120,7 @@ class CheckpointIntervals:
     """How often to save: the interval used and why, beside Young-Daly's and the dynamic programme's."""
 
     used_s: float
-    why: str
+    why: Sentence
     young_daly_s: float
     schedule_s: tuple[float, ...]
     """By dynamic programme, on fresh machines without a loss."""
@@ -154,4 +155,4 @@ class SpotPlan:
     reuse: MachineReuse | None = None
     best_zone: PlanLever | None = None
     """None where the zone planned for is the best of those compared."""
-    assumptions: tuple[str, ...] = field(default=())
+    assumptions: tuple[Sentence, ...] = field(default=())

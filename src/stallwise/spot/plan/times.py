@@ -16,6 +16,7 @@ import numpy as np
 from stallwise.errors import InputError
 from stallwise.model.statistics.intervals import Interval
 from stallwise.run.reader import Run
+from stallwise.sentences import Sentence
 from stallwise.spot.lifetimes import published
 from stallwise.units import MB
 
@@ -147,7 +148,7 @@ class TimeEstimate:
     s: float
     low_s: float
     high_s: float
-    note: str
+    note: Sentence
 
 
 def checkpoint_time(size_bytes: float) -> TimeEstimate:
@@ -155,9 +156,10 @@ def checkpoint_time(size_bytes: float) -> TimeEstimate:
     line, size_mb = checkpoint_line(), size_bytes / MB
     low_s, high_s = line.bounds(size_mb)
     beyond = f"; far beyond the {line.largest_x:.0f} MB it was fitted on" if size_mb > 2 * line.largest_x else ""
-    note = (
+    note = Sentence(
+        "checkpoint.by-size",
         f"Saving {size_mb:,.0f} MB takes {line(size_mb):.3g} s by a line through 20 published checkpoints to object "
-        f"storage, 2019 (held-out error {line.mape:.0%}){beyond}."
+        f"storage, 2019 (held-out error {line.mape:.0%}){beyond}.",
     )
     return TimeEstimate(line(size_mb), low_s, high_s, note)
 
@@ -169,7 +171,11 @@ def machine_start(gpu: str | None = None, market: str = "spot") -> TimeEstimate:
     means = [start.machine_s for start in chosen]
     weights = [start.samples for start in chosen]
     mean_s = float(np.average(means, weights=weights))
-    note = f"A replacement is there {mean_s:.0f} s after it is asked for, as on Google's {market} GPUs of 2019."
+    note = Sentence(
+        "machines.provision",
+        f"A replacement is there {mean_s:.0f} s after it is asked for, as on Google's {market} GPUs of 2019.",
+        mean_s=mean_s,
+    )
     return TimeEstimate(mean_s, min(means), max(means), note)
 
 
@@ -177,8 +183,10 @@ def worker_start(*, warm: bool = False) -> TimeEstimate:
     """Estimate the time until a worker trains on a machine that is there."""
     times = [pair[1 if warm else 0] for pair in published.worker_restarts().values()]
     mean_s = float(np.mean(times))
-    note = (
+    note = Sentence(
+        "machines.restart",
         f"Training goes on {mean_s:.0f} s after the machines are there, the mean of four models with "
-        f"{'everything in place' if warm else 'nothing in place'}."
+        f"{'everything in place' if warm else 'nothing in place'}.",
+        mean_s=mean_s,
     )
     return TimeEstimate(mean_s, min(times), max(times), note)
