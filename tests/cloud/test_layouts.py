@@ -104,7 +104,7 @@ def test_the_layout_is_said_in_words(ask: Cli) -> None:
 @pytest.mark.parametrize(
     ("more", "code", "word"),
     [
-        (("--deadline", "1h"), 1, "quickest fleet"),
+        (("--deadline", "1h"), 1, "fastest fleet"),
         (("--instances", "g5.xlarge", "--gpu", "A10G"), 1, "fits any fleet"),
         (("--epochs", "3"), 2, "--epochs"),
         (("--spot",), 2, "--spot"),

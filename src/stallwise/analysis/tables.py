@@ -14,7 +14,7 @@ from functools import lru_cache
 from pathlib import Path
 
 from stallwise.analysis.compute import device_of, find_gpu
-from stallwise.errors import InputError, UnknownNameError, nearest_names
+from stallwise.errors import InputError, nearest_names
 from stallwise.hardware.catalog import Catalog
 from stallwise.hardware.gpu import Gpu
 from stallwise.hardware.processors import cpu_class, usual_cpu_class
@@ -256,7 +256,7 @@ def fleet_of(row: TableRow, catalog: Catalog, column: str = "gpu") -> tuple[Gpu,
         return one, int(counted[1] or counted[4])
     try:
         return catalog.gpu(name), None
-    except UnknownNameError as error:
+    except InputError as error:
         hint = "" if "Did you mean" in str(error) else " `stallwise catalog gpus` lists them; add your own there."
         raise row.error(f"{error}{hint}") from None
 
@@ -265,7 +265,7 @@ def fleet_of(row: TableRow, catalog: Catalog, column: str = "gpu") -> tuple[Gpu,
 def _gpu(name: str, catalog: Catalog) -> Gpu | None:
     try:
         return catalog.gpu(name)
-    except UnknownNameError:
+    except InputError:  # unknown, or a family
         return catalog.gpu_of_driver_name(name) or find_gpu(name, catalog)
 
 

@@ -152,7 +152,7 @@ def _too_late(request: RecommendRequest, deadline_s: float, bids: Bids) -> Sente
         ways.append("fewer limits on clouds, regions and GPUs")
     return Sentence(
         "impossible.deadline",
-        f"The quickest fleet ({what}) needs {show_seconds(least)} to be done with "
+        f"The fastest fleet ({what}) needs {show_seconds(least)} to be done with "
         f"{100 * request.confidence:.0f} % certainty, {show_seconds(least - deadline_s)} more "
         f"than the deadline. What would do: {', or '.join(ways)}.",
         least_s=least,

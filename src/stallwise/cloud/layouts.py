@@ -20,6 +20,7 @@ from stallwise.errors import InputError
 from stallwise.hardware.instance import Instance, Offer
 from stallwise.model.layout.columns import LayoutMachine
 from stallwise.model.step.epoch import cost_usd
+from stallwise.sentences import Sentence
 from stallwise.units import show_seconds, show_usd
 
 
@@ -72,8 +73,8 @@ class LayoutRecommendation:
     """Fleets on which no layout fits."""
     unjudged: tuple[str, ...]
     """GPUs without listed rates."""
-    verdict: str
-    impossible: str | None
+    verdict: Sentence
+    impossible: Sentence | None
 
 
 def recommend_layout(
@@ -200,29 +201,39 @@ def _placed(described: LayoutRequest, pick: LayoutFleet) -> LayoutRequest:
     )
 
 
-def _verdict(pick: LayoutFleet | None) -> str:
+def _verdict(pick: LayoutFleet | None) -> Sentence:
     if pick is None:
-        return "Nothing that can be rented keeps the limits."
+        return Sentence("impossible", "Nothing that can be rented keeps the limits.")
     where = f"{pick.offer.zone or pick.offer.region} ({pick.offer.instance.cloud})"
-    return f"Rent {pick.name} in {where}: {show_seconds(pick.job_s)} for {show_usd(pick.usd)}."
+    text = f"Rent {pick.name} in {where}: {show_seconds(pick.job_s)} for {show_usd(pick.usd)}."
+    return Sentence("rent", text, time_s=pick.job_s, usd=pick.usd)
 
 
 def _impossible(
     described: LayoutRequest, request: RecommendRequest, priced: Sequence[PricedOffer], bids: Sequence[LayoutFleet]
-) -> str:
+) -> Sentence:
     """Why nothing keeps the limits, and what would."""
     if not priced:
-        return "No offer matches the clouds, regions, GPUs and markets asked for. Leave one of them out."
+        return Sentence(
+            "impossible.no-offer",
+            "No offer matches the clouds, regions, GPUs and markets asked for. Leave one of them out.",
+        )
     if not bids:
-        return (
+        return Sentence(
+            "impossible.no-layout",
             f"No layout of {described.model.name} with a global batch of {described.global_batch:,} fits any fleet of "
-            f"up to {request.max_nodes} machines. What would do: larger GPUs, or more machines."
+            f"up to {request.max_nodes} machines. What would do: larger GPUs, or more machines.",
+            global_batch=described.global_batch,
+            max_nodes=request.max_nodes,
         )
     fastest = min(bids, key=lambda one: one.bound_s)
     cheapest = min(bids, key=lambda one: one.bound_usd)
     sure = f"with {100 * request.confidence:.0f} % certainty"
-    return (
-        f"The quickest fleet ({fastest.name}) is done in {show_seconds(fastest.bound_s)} and the cheapest "
+    return Sentence(
+        "impossible.limits",
+        f"The fastest fleet ({fastest.name}) is done in {show_seconds(fastest.bound_s)} and the cheapest "
         f"({cheapest.name}) costs {show_usd(cheapest.bound_usd)}, both {sure}. What would do: a later deadline, a "
-        "larger budget, or a larger global batch, which shares work among more GPUs."
+        "larger budget, or a larger global batch, which shares work among more GPUs.",
+        fastest_s=fastest.bound_s,
+        cheapest_usd=cheapest.bound_usd,
     )
