@@ -5,6 +5,7 @@ import datetime as dt
 from hypothesis import strategies as st
 
 from stallwise.hardware import Gpu, Instance, Link, Offer, Origin, Query, Storage
+from stallwise.hardware.board import Board
 from stallwise.hardware.gpu import pcie
 from stallwise.units import GB, GIB
 
@@ -63,6 +64,7 @@ INSTANCES = st.builds(
     gpu_link=st.none() | st.builds(Link, kind=st.sampled_from(["pcie", "nvlink-switch"]), bytes_per_s=RATES),
     host_link=st.none()
     | st.builds(pcie, st.integers(3, 6), st.sampled_from([4, 8, 16]), observed=st.none() | st.booleans()),
+    board=st.none() | st.builds(Board, name=NAMES, peer_gpus=st.integers(1, 8)),
     storage=st.builds(
         Storage,
         block_bytes_per_s=RATES,

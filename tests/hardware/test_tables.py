@@ -29,7 +29,8 @@ def test_gpu_round_trip(gpu: Gpu) -> None:
 @given(INSTANCES)
 def test_instance_round_trip(instance: Instance) -> None:
     row = reread(tables.INSTANCE_COLUMNS, tables.instance_cells(instance))
-    assert tables.instance_from(row, {instance.gpu.name: instance.gpu}, TODAY) == instance
+    boards = {instance.board.name: instance.board} if instance.board else {}
+    assert tables.instance_from(row, {instance.gpu.name: instance.gpu}, boards, TODAY) == instance
 
 
 @settings(deadline=None, max_examples=60)

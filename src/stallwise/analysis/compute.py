@@ -26,6 +26,7 @@ import numpy as np
 
 from stallwise.analysis.job import JobModel
 from stallwise.errors import InputError
+from stallwise.hardware.board import is_consumer
 from stallwise.hardware.catalog import Catalog
 from stallwise.hardware.coefficients import known_names, load_fitted
 from stallwise.hardware.gpu import Gpu
@@ -41,8 +42,6 @@ from stallwise.model.step.setups import Numbers
 from stallwise.sentences import Sentence
 from stallwise.units import GIB
 
-_CONSUMER = ("RTX2", "RTX3", "RTX4", "RTX5", "GTX", "TITAN")
-_WORKSTATION = ("RTX2000Ada", "RTX3500Ada", "RTX4000Ada", "RTX4500Ada", "RTX5000Ada")
 _LAPTOP = ("MaxQ", "Laptop", "QuadroT", "QuadroRTX3000", "RTXA3000", "RTX3500Ada")
 _LARGE_DIES = ("8.0", "10.0")  # of Ampere and Blackwell
 # Before their fourth generation AMD's matrix units take FP32 at twice the vector rate.
@@ -107,7 +106,7 @@ def device_of(gpu: Gpu, precision: str) -> Device:
         tdp_w=gpu.tdp_w or 250.0,
         processors=gpu.sm_count,
         year=gpu.year,
-        consumer=gpu.name.startswith(_CONSUMER) and gpu.name not in _WORKSTATION,
+        consumer=is_consumer(gpu),
         laptop=any(word in gpu.name for word in _LAPTOP) and not gpu.name.startswith("RTXPRO"),
         link_bytes_per_s=gpu.nvlink_bytes_per_s or 0.0,
         bridge=gpu.nvlink_bridge_gpus is not None,

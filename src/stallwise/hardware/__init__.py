@@ -4,6 +4,7 @@ Prices and peak rates are *listed* facts; each row carries its date, its source 
 gives is `None`.
 
     gpu            GPUs, links, origins of facts
+    board          what the GPUs of a machine share: NVLink groups, switches, up-links
     instance       storage, instance types, offers, queries
     prices         ages of prices; object stores and data transfer
     catalog        shipped tables with the user's own laid over them; `tables` reads and writes their rows

@@ -14,6 +14,7 @@ from pathlib import Path
 from typing import cast
 
 from stallwise.errors import CatalogError, nearest_names
+from stallwise.hardware.board import Board
 from stallwise.hardware.gpu import (
     CONFIDENCES,
     PCIE_GENERATIONS,
@@ -201,7 +202,7 @@ INSTANCE_COLUMNS = (
     *("network", "network_gbit_per_s", "network_burst_gbit_per_s"),
     *("block_mb_per_s", "block_burst_mb_per_s", "block_iops"),
     *("local_disk_gb", "local_disk_optional_gb", "local_read_mb_per_s"),
-    *("gpu_link", "gpu_link_gb_per_s", "pcie_generation", "pcie_lanes", "pcie_observed", "retired_on"),
+    *("gpu_link", "gpu_link_gb_per_s", "pcie_generation", "pcie_lanes", "pcie_observed", "board", "retired_on"),
     *(*_ORIGIN, "confidence_network_storage", "confidence_links"),
 )
 INSTANCE_REQUIRED = ("cloud", "instance", "gpu", "gpu_count", "vcpus", "memory_gib")
@@ -209,12 +210,19 @@ INSTANCE_REQUIRED = ("cloud", "instance", "gpu", "gpu_count", "vcpus", "memory_g
 OFFER_COLUMNS = ("cloud", "instance", "region", "zone", "market", "usd_per_h", *_ORIGIN)
 OFFER_REQUIRED = ("cloud", "instance", "region", "market", "usd_per_h")
 
+BOARD_COLUMNS = (
+    *("board", "nvlink_gb_per_s", "bridge", "peer_gpus", "switch_gpus", "uplink_generation", "uplink_lanes"),
+    *(*_ORIGIN, "note"),
+)
+
 COLUMNS: Mapping[str, tuple[Sequence[str], Sequence[str]]] = {
     "gpus": (GPU_REQUIRED, GPU_COLUMNS),
     "instances": (INSTANCE_REQUIRED, INSTANCE_COLUMNS),
     "offers": (OFFER_REQUIRED, OFFER_COLUMNS),
 }
-"""The columns each table must have, and those it may have."""
+"""The columns each table that can be imported must have, and those it may have."""
+TABLES = {**COLUMNS, "boards": (("board",), BOARD_COLUMNS)}
+"""The same of every table of a catalog folder."""
 
 
 def gpu_from(row: CatalogRow, today: dt.date) -> Gpu:
@@ -272,8 +280,28 @@ def gpu_cells(gpu: Gpu) -> dict[str, str]:
     }
 
 
-def instance_from(row: CatalogRow, gpus: Mapping[str, Gpu], today: dt.date) -> Instance:
-    """Read one row of the instance table; its GPU must be among `gpus`."""
+def board_from(row: CatalogRow, today: dt.date) -> Board:
+    """Read one row of the board table; `nvlink_gb_per_s` holds `GPUs:rate` by how many GPUs take part."""
+    generation, lanes = row.count("uplink_generation"), row.count("uplink_lanes")
+    try:
+        pairs = [cell.split(":") for cell in row.text("nvlink_gb_per_s").split()]
+        nvlink = tuple(sorted((int(count), float(rate) * GB) for count, rate in pairs))
+    except ValueError:
+        raise row.error("nvlink_gb_per_s", "numbers of GPUs with their rates, like 2:50 4:100") from None
+    return Board(
+        name=row.name("board"),
+        nvlink=nvlink,
+        bridge=row.choice("bridge", ("yes", "no"), default="no") == "yes",
+        peer_gpus=row.count("peer_gpus") or 1,
+        switch_gpus=row.count("switch_gpus") or 1,
+        uplink=pcie(generation, lanes) if generation and lanes else None,
+        origin=_origin_from(row, today),
+        note=row.text("note"),
+    )
+
+
+def instance_from(row: CatalogRow, gpus: Mapping[str, Gpu], boards: Mapping[str, Board], today: dt.date) -> Instance:
+    """Read one row of the instance table; its GPU and its board must be among `gpus` and `boards`."""
     gpu = gpus.get(row.name("gpu"))
     if gpu is None:
         near = nearest_names(row.name("gpu"), gpus)
@@ -293,6 +321,7 @@ def instance_from(row: CatalogRow, gpus: Mapping[str, Gpu], today: dt.date) -> I
         gpu_link=_gpu_link_from(row),
         # A GPU with its own link to the CPU has it in every machine; PCIe lanes depend on the machine.
         host_link=_pcie_from(row, observed) or _c2c_of(gpu),
+        board=_board_from(row, boards),
         storage=Storage(
             block_bytes_per_s=row.scaled("block_mb_per_s", MB),
             block_burst_bytes_per_s=row.scaled("block_burst_mb_per_s", MB),
@@ -335,6 +364,7 @@ def instance_cells(instance: Instance) -> dict[str, str]:
         "pcie_generation": show_number(host.generation if host else None),
         "pcie_lanes": show_number(host.lanes if host else None),
         "pcie_observed": observed,
+        "board": instance.board.name if instance.board else "",
         "retired_on": str(instance.retired_on or ""),
         **_origin_cells(instance.origin),
         "confidence_network_storage": instance.network_storage_confidence or "",
@@ -412,6 +442,14 @@ def _pcie_from(row: CatalogRow, observed: bool | None) -> Link | None:
     if lanes is None:
         raise row.error("pcie_lanes", "the number of PCIe lanes")
     return pcie(generation, lanes, observed=observed)
+
+
+def _board_from(row: CatalogRow, boards: Mapping[str, Board]) -> Board | None:
+    name = row.text("board")
+    if name and name not in boards:
+        near = nearest_names(name, boards)
+        raise row.error("board", "the name of a board in the catalog" + (f" such as {near[0]}" if near else ""))
+    return boards[name] if name else None
 
 
 def _c2c_of(gpu: Gpu) -> Link | None:

@@ -2,7 +2,7 @@
 
 The user's folder holds the same tables as `catalog_data/`:
 
-    gpus.csv, instances.csv, offers.csv     rows replace the row with the same key, or add one
+    gpus.csv, boards.csv, instances.csv, offers.csv     rows replace the row with the same key, or add one
     offers/<cloud>.csv                      a whole price list, instead of the shipped one of that cloud
 """
 
@@ -14,8 +14,9 @@ from typing import TypeVar
 
 from stallwise.errors import InputError, UnknownNameError
 from stallwise.hardware._tables import (
-    COLUMNS,
+    TABLES,
     CatalogRow,
+    board_from,
     check_columns,
     csv_rows,
     gpu_from,
@@ -24,6 +25,7 @@ from stallwise.hardware._tables import (
     offer_from,
     read_text,
 )
+from stallwise.hardware.board import Board
 from stallwise.hardware.gpu import Gpu, plain_name
 from stallwise.hardware.instance import Instance, Market, Offer, Query, matches
 
@@ -57,9 +59,10 @@ class Catalog:
     def __init__(self, folder: Path) -> None:
         self.folder = folder
         self.gpus: Mapping[str, Gpu] = self._overlaid("gpus.csv", gpu_from, lambda gpu: gpu.name)
+        self.boards: Mapping[str, Board] = self._overlaid("boards.csv", board_from, lambda board: board.name)
         self.instances: Mapping[tuple[str, str], Instance] = self._overlaid(
             "instances.csv",
-            lambda row, day: instance_from(row, self.gpus, day),
+            lambda row, day: instance_from(row, self.gpus, self.boards, day),
             lambda instance: (instance.cloud, instance.name),
         )
 
@@ -212,8 +215,8 @@ def _read(path: Path, parse: Callable[[CatalogRow, dt.date], _T]) -> Iterator[_T
 def _rows(path: Path) -> Iterator[CatalogRow]:
     text = read_text(path)
     kind = "offers" if path.parent.name == "offers" else path.stem
-    if kind in COLUMNS:
-        required, allowed = COLUMNS[kind]
+    if kind in TABLES:
+        required, allowed = TABLES[kind]
         check_columns(header_of(text), str(path), 1, required=required, allowed=allowed)
     yield from csv_rows(text, str(path))
 

@@ -80,7 +80,7 @@ def import_paths(
     all_gpus = {**catalog.gpus, **gpus}
     instances = {
         (instance.cloud, instance.name): instance
-        for instance in (instance_from(row, all_gpus, today) for row in inputs.rows["instances"])
+        for instance in (instance_from(row, all_gpus, catalog.boards, today) for row in inputs.rows["instances"])
     }
     all_instances = {**catalog.instances, **instances}
     offers = [offer_from(row, all_instances, today) for row in inputs.rows["offers"]]

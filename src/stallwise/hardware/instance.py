@@ -6,6 +6,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass, fields, replace
 from typing import Literal, get_args
 
+from stallwise.hardware.board import Board, usual_board
 from stallwise.hardware.gpu import Confidence, Gpu, Link, Origin
 
 
@@ -43,6 +44,8 @@ class Instance:
     """Between the GPUs of one machine; kind `single` where there is one GPU."""
     host_link: Link | None
     """Between each GPU and the host."""
+    board: Board | None = None
+    """What its GPUs share, where that is known; else see `board_of`."""
     storage: Storage
     retired_on: dt.date | None
     """The day it was withdrawn, or last seen in the price lists; `None`: on sale."""
@@ -65,6 +68,16 @@ def gpu_link_bytes_per_s(instance: Instance) -> float | None:
     if link.bytes_per_s is not None:
         return link.bytes_per_s
     return instance.host_link.bytes_per_s if instance.host_link and link.kind.startswith("pcie") else None
+
+
+def board_of(instance: Instance) -> Board | None:
+    """Return what its GPUs share: as listed, else as usual for the kind of their link; None where that is unknown."""
+    if instance.board is not None:
+        return instance.board
+    link = instance.gpu_link
+    if link is None:
+        return None
+    return usual_board(link.kind, instance.gpu, link.bytes_per_s, instance.gpu_count)
 
 
 Market = Literal["on-demand", "spot"]

@@ -5,6 +5,7 @@ from typing import Any
 
 import msgspec
 
+from stallwise.hardware.board import Board
 from stallwise.hardware.gpu import PRECISIONS, Gpu, Link, peak_flop_per_s
 from stallwise.hardware.imports import CatalogImport
 from stallwise.hardware.instance import Instance, Nearest, Offer
@@ -184,6 +185,7 @@ def _instance_facts(instance: Instance) -> Facts:
         ("CoreMark", _optional(instance.coremark_iter_per_s, lambda n: f"{n:,.0f} iterations/s, all vCPUs")),
         ("between GPUs, one direction", _link_rate(instance.gpu_link)),
         ("host link per GPU", _link_rate(instance.host_link)),
+        *((("GPUs share", _board(instance.board)),) if instance.board else ()),
         ("network", f"{network.kind}, {_gbit(network.bytes_per_s)} Gb/s{peak}" if network else _UNKNOWN),
         ("block storage", _optional(disks.block_bytes_per_s, show_rate)),
         ("block storage IOPS", _optional(disks.block_iops, lambda n: f"{n:,.0f}")),
@@ -238,6 +240,18 @@ def _link_rate(link: Link | None) -> str:
     rates = {True: ", lanes as observed", False: ", lanes as supported", None: ""}[link.observed]
     rate = f", {show_rate(link.bytes_per_s)}" if link.bytes_per_s is not None else ""
     return f"{_link(link)}{rate}{rates}"
+
+
+def _board(board: Board) -> str:
+    """What the GPUs of a listed board share."""
+    nvlink = ", ".join(f"{show_rate(rate)} among {count}" for count, rate in board.nvlink)
+    parts = [
+        *([f"NVLink, one direction: {nvlink}"] if nvlink else []),
+        *([f"peer access over PCIe among {board.peer_gpus}"] if board.peer_gpus > 1 else []),
+        *([f"{board.switch_gpus} behind an up-link of {_link(board.uplink)}"] if board.uplink else []),
+    ]
+    note = f" ({board.note})" if board.note else ""
+    return f"{'; '.join(parts)}{note}"
 
 
 def _nvlink(gpu: Gpu) -> str:
