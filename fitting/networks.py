@@ -5,16 +5,17 @@ from collections.abc import Sequence
 import numpy as np
 from scipy.optimize import least_squares
 
+from fitting.all_reduces import all_reduces, fit_links
 from fitting.ridge import Vector, design, robust, selected
 from stallwise.model.compute import known_jobs
 from stallwise.model.compute.known_jobs import NetworkSetup, ScalingSetup, link_kind
 
 Weights = dict[str, float]
 _SCALE = 0.1
-# What an all-reduce attains of a link's listed rate; then how far GPUs share a bus and how far the exchange hides.
-_LINKS = {"nvlink": 0.5, "bridge": 0.5, "pcie": 0.5, "shared pcie": 0.3}
-_RATE_MAY_DIFFER = 0.7
-_EXCHANGE = {"shared": (0.5, 0.5), "hidden": (1.5, 0.3)}
+# How much of an exchange is exposed beside one that hides by `hidden` alone, and how much more as GPUs share a bus.
+_KINDS = ("nvlink", "bridge", "pcie", "shared pcie")
+_EXPOSED_MAY_DIFFER = 0.3
+_EXCHANGE = {"exposed_crowding": (0.9, 0.05), "hidden": (1.5, 0.05)}
 
 
 def network_penalty(name: str) -> float:
@@ -57,7 +58,7 @@ def scaling_penalty(name: str) -> float:
 
 def fit_scaling(setups: Sequence[ScalingSetup], log_efficiency: Vector) -> Weights:
     """Constants of the exchange, then weights of what is left of n times one GPU."""
-    physics = _usual_batches(setups)
+    physics = usual_batches(setups)
     physics |= _exchange(setups, log_efficiency, physics)
     offset = np.array([known_jobs.log_exchange(setup, physics) for setup in setups])
     found = design([known_jobs.scaling_features(setup, physics) for setup in setups], scaling_penalty)
@@ -66,7 +67,7 @@ def fit_scaling(setups: Sequence[ScalingSetup], log_efficiency: Vector) -> Weigh
     return physics | dict(zip(found.names, beta.tolist(), strict=True))
 
 
-def _usual_batches(setups: Sequence[ScalingSetup]) -> Weights:
+def usual_batches(setups: Sequence[ScalingSetup]) -> Weights:
     """Samples per GiB of memory, by job."""
     found: dict[str, list[float]] = {}
     for s in setups:
@@ -78,23 +79,24 @@ def _usual_batches(setups: Sequence[ScalingSetup]) -> Weights:
 
 
 def _exchange(setups: Sequence[ScalingSetup], log_efficiency: Vector, usual: Weights) -> Weights:
-    """Rates of links over what is listed, how far they are shared, and how far the exchange hides."""
+    """What links attain, how far an exchange is exposed by kind of link, and how far it hides."""
+    links = fit_links(all_reduces())
     ratios = [known_jobs.exchange_ratio(setup, usual) for setup in setups]
     keep = np.array([ratio is not None for ratio in ratios])
-    ring = np.array([2 * (1 - 1 / s.gpus) * (r or 0.0) for s, r in zip(setups, ratios, strict=True)])[keep]
-    kinds = np.array([list(_LINKS).index(link_kind(s)) for s in setups])[keep]
+    ring = np.array([known_jobs.exchange_part(s, r or 0.0, links) for s, r in zip(setups, ratios, strict=True)])[keep]
+    kinds = np.array([_KINDS.index(link_kind(s)) for s in setups])[keep]
     pairs = np.array([s.gpus / 2 for s in setups])[keep]
-    start = np.log([*_LINKS.values(), *(value for value, _ in _EXCHANGE.values())])
-    wide = np.array([*(_RATE_MAY_DIFFER for _ in _LINKS), *(spread for _, spread in _EXCHANGE.values())])
+    start = np.log([*(1.0 for _ in _KINDS), *(value for value, _ in _EXCHANGE.values())])
+    wide = np.array([*(_EXPOSED_MAY_DIFFER for _ in _KINDS), *(spread for _, spread in _EXCHANGE.values())])
 
     def off(logs: Vector) -> Vector:
-        shared, hidden = np.exp(logs[len(_LINKS) :])
-        r = ring * np.where(kinds == 0, 1.0, pairs**shared) / np.exp(logs[kinds])
+        crowding, hidden = np.exp(logs[len(_KINDS) :])
+        r = ring * np.where(kinds == 0, 1.0, pairs**crowding) * np.exp(logs[kinds])
         errors = -np.log1p(r**hidden) / hidden - log_efficiency[keep]
         return np.r_[errors / _SCALE, (logs - start) / wide]
 
     best = np.exp(least_squares(off, start, loss="soft_l1", max_nfev=60).x).tolist()
-    return dict(zip([*(f"rate:{kind}" for kind in _LINKS), *_EXCHANGE], best, strict=True))
+    return links | dict(zip([*(f"exposed:{kind}" for kind in _KINDS), *_EXCHANGE], best, strict=True))
 
 
 def predict_scaling(weights: Weights, setups: Sequence[ScalingSetup]) -> Vector:

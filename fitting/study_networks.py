@@ -4,6 +4,7 @@ from pathlib import Path
 
 import numpy as np
 
+from fitting.all_reduces import all_reduces, held_out_links
 from fitting.crossval import (
     errors,
     left_out,
@@ -13,20 +14,36 @@ from fitting.crossval import (
     scaling_learner,
 )
 from fitting.errors import Errors, by_class, spreads
-from fitting.networks import fit_networks, fit_scaling
+from fitting.networks import fit_networks, fit_scaling, usual_batches
 from fitting.ridge import Vector
 from fitting.study import LOW, Study, halved
 from fitting.tables import Measured, measured, shipped_catalog
+from stallwise.analysis import prediction
+from stallwise.analysis.job import model_of_job
 from stallwise.analysis.tables import (
     gpu_of,
     network_setup,
     scaling_setup,
 )
+from stallwise.analysis.target import Target
 from stallwise.hardware.catalog import Catalog
 from stallwise.hardware.coefficients import FittedCoefficients
-from stallwise.model.compute.known_jobs import NetworkSetup, ScalingSetup, efficiency_level, link_kind, scaling_class
+from stallwise.model.compute.known_jobs import (
+    PARAMETERS_M,
+    NetworkSetup,
+    ScalingSetup,
+    efficiency_level,
+    exchange_ratio,
+    link_kind,
+    narrowest_link,
+    scaling_class,
+)
+from stallwise.model.exchange.overlap import Overlap
+from stallwise.model.step.job import MeasuredJob
+from stallwise.workload.layers import Layer, LayerTrace
 
 _MANY = 8
+_COUNTS = (2, 4, 8)
 
 
 def network_study(folder: Path) -> Study:
@@ -150,12 +167,15 @@ def _scaling(
     fewer = scaling_learner([s for s, m in zip(setups, many, strict=True) if not m], truth[~many])(setups)
     more = errors("", truth, fewer, gpus).where(many.tolist())
     study.say(f"network, several GPUs given one: all rows of {_MANY} and more left out", more)
+    links = _link_errors(study)
+    _through_the_graph(study, catalog, setups, truth)
     fitted = FittedCoefficients(
         name="scaling",
-        source=f"lambdal/deeplearning-benchmark, {len(setups)} set-ups of several GPUs",
-        method="exchange over compute, with rates by kind of link; ridge on doublings by link, job, software and GPU",
+        source=f"lambdal/deeplearning-benchmark, {len(setups)} set-ups of several GPUs; issue threads of NVIDIA/nccl",
+        method="exchange over compute at what links attain, exposed by kind of link; ridge on doublings by link, job, "
+        "software and GPU",
         weights=fit_scaling(setups, truth),
-        spreads=spreads([whole, near]),
+        spreads=spreads([whole, near, *links]),
         known={"gpu": frozenset(gpus)},
     )
     found_errors = []
@@ -167,6 +187,46 @@ def _scaling(
     ):
         found_errors += [Errors(f"{part.case}|network{end}", part.values, part.groups), *by_class(part, kinds, end)]
     return found_errors, fitted
+
+
+def _link_errors(study: Study) -> list[Errors]:
+    """All-reduce times inside a machine: whole link classes left out, then whole sources, which give the intervals."""
+    times = all_reduces()
+    links, sources = [time.link for time in times], [time.source for time in times]
+    judged = [time.gpus in _COUNTS for time in times]
+    classes = Errors("link", held_out_links(times, links), tuple(links))
+    study.say("all-reduce among 2, 4 and 8 GPUs: whole link classes left out", classes, judged=judged)
+    found = Errors("link", held_out_links(times, sources), tuple(sources))
+    through_host = ["host" if link == "host" else "direct" for link in links]
+    study.say("all-reduce among 2, 4 and 8 GPUs: whole sources left out", found, [through_host], judged)
+    return [found, found.where([kind == "direct" for kind in through_host], "link|direct")]
+
+
+def _through_the_graph(study: Study, catalog: Catalog, setups: list[ScalingSetup], truth: Vector) -> None:
+    """The same rows as a run of one GPU would be taken to several: by the graph of runs, with nothing fitted to them."""
+    weights = usual_batches(setups)
+    kept, errors_of, low = [], [], []
+    for setup, log_efficiency in zip(setups, truth.tolist(), strict=True):
+        ratio = exchange_ratio(setup, weights)
+        if ratio is None:
+            continue
+        # The ratio is that of the gradients over the link, from which the step of one GPU follows.
+        size = 4e6 * PARAMETERS_M[setup.network]
+        step_s = size / narrowest_link(setup)[1] / ratio
+        layers = tuple(
+            Layer(name=f"{i}", forward_s=step_s / 60, backward_s=step_s / 30, gradient_bytes=round(size / 20))
+            for i in range(20)
+        )
+        trace = LayerTrace(source=setup.network, layers=layers)
+        job = MeasuredJob(name=setup.network, trace=trace, overlap=Overlap(), gpus=1, samples=1.0)
+        target = Target(gpu=catalog.gpu(setup.device.name), gpus=setup.gpus, gpus_per_node=setup.gpus)
+        several_s = prediction.step_s(model_of_job(job), target)
+        kept.append(setup.device.name)
+        errors_of.append(log_efficiency - float(np.log(step_s / several_s)))
+        low.append(log_efficiency < np.log(LOW))
+    whole = Errors("", np.array(errors_of), tuple(kept))
+    study.say("network, several GPUs given one: by the graph of runs", whole)
+    study.say("  the same, efficiency below 0.9", whole, judged=low)
 
 
 def _one(setup: ScalingSetup) -> NetworkSetup:

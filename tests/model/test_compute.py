@@ -149,7 +149,10 @@ def test_several_gpus_never_do_more_than_their_number() -> None:
     assert known_jobs.log_efficiency(setup, {"doublings": -0.1}) == pytest.approx(-0.3)
 
 
-EXCHANGE = {"rate:pcie": 0.5, "rate:nvlink": 0.5, "shared": 0.5, "hidden": 1.5, "usual_batch:resnet50|amp": 4.0}
+EXCHANGE = {
+    "attained:peer": 0.5, "attained:nvlink": 0.5, "crowding:peer": 0.2, "exposed_crowding": 0.3, "hidden": 1.5,
+    "usual_batch:resnet50|amp": 4.0,
+}  # fmt: skip
 
 
 @pytest.mark.parametrize("gpus", [2, 4, 8])
@@ -173,7 +176,7 @@ def test_what_is_left_falls_with_the_exchange(gpus: int) -> None:
 
 
 def test_an_exchange_that_takes_as_long_as_the_compute_halves_the_speed_when_it_hides_behind_nothing() -> None:
-    ratio_1 = {"rate:pcie": 1.0, "shared": 0.0, "hidden": 1.0}
+    ratio_1 = {"attained:peer": 1.0, "hidden": 1.0}
     setup = known_jobs.ScalingSetup(
         device=replace(CARD, host_bytes_per_s=1e9), network="resnet50", precision="amp", software="", gpus=2,
         bridged=False, samples_per_s=1e9 / (4e6 * 25.6), batch=1.0,
@@ -187,6 +190,15 @@ def test_links_are_told_apart() -> None:
     assert known_jobs.link_kind(replace(setup, device=replace(CARD, consumer=True))) == "shared pcie"
     assert known_jobs.link_kind(replace(setup, bridged=True)) == "bridge"
     assert known_jobs.link_kind(replace(setup, device=replace(CARD, link_bytes_per_s=3e11))) == "nvlink"
+
+
+def test_the_narrowest_hop_of_bridged_cards_is_pcie_beyond_a_pair() -> None:
+    card = replace(CARD, link_bytes_per_s=5e10, bridge=True)
+    setup = known_jobs.ScalingSetup(device=card, network="", precision="", software="", gpus=2, bridged=True)
+    assert known_jobs.narrowest_link(setup) == ("bridge", 5e10)
+    assert known_jobs.narrowest_link(replace(setup, gpus=4)) == ("peer", card.host_bytes_per_s)
+    consumer = replace(setup, gpus=4, device=replace(card, consumer=True))
+    assert known_jobs.narrowest_link(consumer) == ("host", card.host_bytes_per_s)
 
 
 def test_a_cluster_job_by_totals_grows_with_its_batch() -> None:

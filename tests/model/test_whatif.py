@@ -128,7 +128,17 @@ def test_workers_that_outnumber_the_cores_prepare_slower_than_measured() -> None
 
 def test_gpus_of_a_node_share_its_cores() -> None:
     fabric = Fabric(gpus_per_node=8, inside=link_of_rate(1e12, 0.0, "given"))
-    assert what_if(LOADED, SetupChange(), fabric, 8).step_s == pytest.approx((0.2 * 2 + 0.1) / 2, rel=0.01)
+    step_s = what_if(LOADED, SetupChange(), fabric, 8).step_s
+    assert step_s == pytest.approx((0.2 * 2 + 0.1 * 8) / 2, rel=0.01)  # and its storage, eight ways
+
+
+def test_a_job_that_storage_limits_gains_nothing_from_more_gpus_on_its_node() -> None:
+    fabric = Fabric(gpus_per_node=8, inside=link_of_rate(1e12, 0.0, "given"), between=link_of_rate(1e12, 0.0, "given"))
+    stored = replace(LOADED, work=replace(LOADED.work, prepare_s=0.0, blocked_s=100 * LOADED.work.blocked_s))
+    one, eight = (what_if(stored, SetupChange(), fabric, gpus) for gpus in (1, 8))
+    assert eight.step_s == pytest.approx(8 * one.step_s, rel=0.01)
+    spread = what_if(stored, SetupChange(), replace(fabric, gpus_per_node=1), 8)
+    assert spread.step_s == pytest.approx(one.step_s, rel=0.01)
 
 
 def test_what_the_run_does_not_know_is_said() -> None:

@@ -19,7 +19,8 @@ from stallwise.analysis.compute import compute_seconds
 from stallwise.analysis.job import JobModel
 from stallwise.analysis.target import Node, Target, Workers, node_of
 from stallwise.errors import InputError
-from stallwise.hardware.instance import Instance, gpu_link_bytes_per_s
+from stallwise.hardware.board import board_of_gpu, copy_bytes_per_s
+from stallwise.hardware.instance import Instance, board_of, gpu_link_bytes_per_s
 from stallwise.hardware.machine import MachineRecord
 from stallwise.model.compute.memory import largest_batch
 from stallwise.model.data.cache import resharded_miss
@@ -149,6 +150,8 @@ def _alike(instance: Instance) -> tuple[object, ...]:
         instance.gpu.name,
         instance.gpu_count,
         gpu_link_bytes_per_s(instance),
+        board_of(instance),
+        instance.host_link.bytes_per_s if instance.host_link else None,
         instance.network.bytes_per_s if instance.network else None,
         instance.vcpus,
         instance.memory_bytes,
@@ -230,6 +233,7 @@ def _setups(model: JobModel, fleets: Fleets, settings: FleetSettings) -> tuple[S
         cold_blocked_s=blocked[:, 1],
         storage_s=storage_s,
         cold_storage_s=cold_storage_s,
+        copy_times=_copy_times(model, fleets),
         overlap=overlap,
         copy=settings.copy,
     )
@@ -301,6 +305,30 @@ def _workers(model: JobModel, fleets: Fleets, workers: Workers) -> Numbers:
     # On the run's own machine the measured number is the one in force.
     own = np.array([kind.instance is None and kind.gpu is None for kind in fleets.kinds])[fleets.kind]
     return np.where(own, had, np.minimum(had, room)).astype(np.int64)
+
+
+def _copy_times(model: JobModel, fleets: Fleets) -> Columns:
+    """Time of a copy to the GPU relative to the run's: by the link to the host, and by the GPUs that share an up-link.
+
+    The run's own link is that of its GPU; on the same GPU only sharing counts, since a machine may give it fewer lanes.
+    """
+    pairs, where = np.unique(np.column_stack([fleets.kind, fleets.used]), axis=0, return_inverse=True)
+    times = [_copy_time(model, fleets.kinds[kind], used) for kind, used in pairs.tolist()]
+    columns: Columns = np.array(times, dtype=np.float64)[where.ravel()]
+    return columns
+
+
+def _copy_time(model: JobModel, kind: Node, used: int) -> float:
+    instance = kind.instance
+    if model.source is None or kind.gpu is None:
+        return 1.0
+    host_link = instance.host_link if instance is not None else kind.gpu.host_link
+    board = (board_of(instance) if instance is not None else None) or board_of_gpu(kind.gpu, kind.gpus)
+    alone, together = (copy_bytes_per_s(board, host_link, count) for count in (1, used))
+    own = model.source.host_link.bytes_per_s if model.source.host_link else None
+    if alone is None or together is None or own is None:
+        return 1.0
+    return (alone if kind.gpu == model.source else own) / together
 
 
 def _storage_s(model: JobModel, fleets: Fleets, batch: Columns, settings: FleetSettings) -> tuple[Columns, Columns]:

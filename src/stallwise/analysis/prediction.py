@@ -574,6 +574,17 @@ def _data_notes(model: JobModel, kind: Node, target: Target, setup: Setup) -> li
         )
     elif target.storage_speed not in (None, 1.0):
         notes.append(Sentence("loader.all-storage", "All time the loader was blocked for is taken to be storage."))
+    had = min(job.gpus or 1, job.gpus_per_node)
+    if job.work.blocked_s and setup.gpus and min(setup.gpus, setup.gpus_per_node or 1) > had:
+        sharers = min(setup.gpus, setup.gpus_per_node or 1) / had
+        notes.append(
+            Sentence(
+                "loader.shared-storage",
+                f"The GPUs of a node share its storage: each loader waits for it {show_factor(sharers)} as long as in "
+                "the run.",
+                factor=sharers,
+            )
+        )
     if kind.cores is None and (target.workers is not None or setup.gpus != job.gpus):
         notes.append(
             Sentence(

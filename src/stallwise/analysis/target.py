@@ -22,9 +22,12 @@ from stallwise.analysis.compute import (
 )
 from stallwise.analysis.job import JobModel
 from stallwise.errors import InputError
-from stallwise.hardware.gpu import Gpu
-from stallwise.hardware.instance import Instance, gpu_link_bytes_per_s
+from stallwise.hardware.board import Board, board_of_gpu, narrowest_hop
+from stallwise.hardware.coefficients import FittedCoefficients, load_fitted
+from stallwise.hardware.gpu import Gpu, Link
+from stallwise.hardware.instance import Instance, board_of
 from stallwise.hardware.machine import LinkRecord, MachineRecord, Scope
+from stallwise.model.exchange.attained import ATTAINED_SOURCE, attained_fraction
 from stallwise.model.exchange.fabric import (
     BETWEEN_LATENCY_S,
     DDP_COPY_S_PER_BYTE,
@@ -43,6 +46,7 @@ from stallwise.model.exchange.overlap import Overlap
 from stallwise.model.step.job import MeasuredJob, OwnLinks
 from stallwise.model.step.setups import Copy
 from stallwise.sentences import Sentence
+from stallwise.units import show_percent
 
 Workers = int | Literal["auto"] | None
 """Loader workers per GPU: a number, as many as the node has cores for, or None: as measured, limited by the cores."""
@@ -50,6 +54,8 @@ Workers = int | Literal["auto"] | None
 USUAL_GPUS_PER_NODE = 8
 """GPUs in a node of which only the GPU's model is named: as in most servers of the catalog."""
 
+_POWERS = tuple(2**i for i in range(1, 10))
+"""Numbers of GPUs of one machine, fewer than all of them, that have a link of their own."""
 _MOST = 1_000_000
 """GPUs, nodes, cores or workers at most: ten times the largest cluster."""
 _OPTIONS = {"compute_speed": "compute", "storage_speed": "storage"}
@@ -288,23 +294,27 @@ def fabric_of(job: MeasuredJob, target: Target, own: OwnLinks, per_node: int) ->
     inside = _first(
         lambda: _rated(target.link_bytes_per_s, target.latency_s, INSIDE_LATENCY_S, "given"),
         lambda: _of_machine(target, "inside"),
-        lambda: _of_instance(target, "inside"),
         # A link that stands for both tiers of the run stays in both.
-        lambda: None if own.merged and target.instance is None else _of_gpu(target),
+        lambda: None if own.merged and target.instance is None else _of_board(target, per_node),
         lambda: own.inside if target.instance is None and (own.merged or not elsewhere) else None,
     )
     between = _first(
         lambda: _rated(target.network_bytes_per_s, target.latency_s, BETWEEN_LATENCY_S, "given"),
         lambda: _of_machine(target, "all") if per_node > 1 and _same_nodes(target, per_node) else None,
         lambda: _of_machine(target, "between"),
-        lambda: _of_instance(target, "between"),
+        lambda: _of_instance(target),
         lambda: None if target.instance is not None else own.between,
     )
+    fewer: tuple[tuple[int, KnownLink], ...] = ()
+    if inside is not None and inside.origin == "listed":
+        links = [(count, _of_board(target, count)) for count in _POWERS if count < per_node]
+        fewer = tuple((count, link) for count, link in links if link is not None)
     algorithms = _algorithms(job, target)
     on_host = algorithms == GLOO and (job.gpus or 1) == 1  # of several processes the copies are in the record
     return Fabric(
         gpus_per_node=per_node,
         inside=inside,
+        fewer=fewer,
         between=between,
         algorithms=algorithms,
         copy_s_per_byte=DDP_COPY_S_PER_BYTE if on_host else 0.0,
@@ -374,7 +384,17 @@ def link_notes(fabric: Fabric, own: OwnLinks, gpus: int) -> tuple[Sentence, ...]
     notes: list[Sentence] = []
     if "fitted" in origins:
         notes += [*own.notes, *([own.caveat] if own.caveat else [])]
-    if origins & {"listed", "given"}:
+    parts = {link.attained for link in used if link.attained is not None}
+    if parts:
+        notes.append(
+            Sentence(
+                "links.attained",
+                f"An exchange inside a machine attains {show_percent(min(parts))} of the listed rate; its interval is "
+                f"how far {ATTAINED_SOURCE} were off.",
+                attained=min(parts),
+            )
+        )
+    if any(link.origin in ("listed", "given") and link.attained is None for link in used):
         notes.append(
             Sentence("links.uncertain", f"How far an exchange by a listed or given rate may be off: {LISTED_SOURCE}.")
         )
@@ -422,22 +442,38 @@ def _of_machine(target: Target, scope: Scope) -> KnownLink | None:
     )
 
 
-def _of_instance(target: Target, scope: Scope) -> KnownLink | None:
+def _of_instance(target: Target) -> KnownLink | None:
+    """The listed network of the instance type."""
     instance = target.instance
     if instance is None:
         return None
-    usual_s = INSIDE_LATENCY_S if scope == "inside" else BETWEEN_LATENCY_S
-    network = instance.network.bytes_per_s if instance.network else None
-    rate = gpu_link_bytes_per_s(instance) if scope == "inside" else network
-    return _rated(rate, target.latency_s, usual_s, "listed", f"for {instance.name}")
+    rate = instance.network.bytes_per_s if instance.network else None
+    return _rated(rate, target.latency_s, BETWEEN_LATENCY_S, "listed", f"for {instance.name}")
 
 
-def _of_gpu(target: Target) -> KnownLink | None:
-    """The GPU's own link, where no link inside the node is listed."""
-    gpu = target.device
-    if gpu is None or (target.machine is not None and target.instance is None):
+def _of_board(target: Target, gpus: int) -> KnownLink | None:
+    """What a ring through `gpus` of one machine attains, by what they share; None where no rate is listed."""
+    instance, gpu = target.instance, target.device
+    if gpu is None or gpus <= 1 or (target.machine is not None and instance is None):
         return None
-    return _rated(link_of_gpu(gpu), target.latency_s, INSIDE_LATENCY_S, "listed", f"for {gpu.name}")
+    board: Board | None = board_of(instance) if instance is not None else board_of_gpu(gpu, gpus)
+    host_link: Link | None = instance.host_link if instance is not None else gpu.host_link
+    hop = narrowest_hop(board, host_link, gpus) if board is not None else None
+    if hop is None:
+        return None
+    fitted = _links()
+    part = attained_fraction(hop.link, hop.streams, fitted.weights)
+    low, high, _ = fitted.spreads["link" if hop.link == "host" else "link|direct"]
+    latency_s = INSIDE_LATENCY_S if target.latency_s is None else target.latency_s
+    source = f"for {instance.name if instance is not None else gpu.name}"
+    # A time above the prediction is a rate below it, but none is above the listed one.
+    low, high = max(part, math.exp(low)), math.exp(high)
+    link = link_of_rate(hop.bytes_per_s * part, latency_s, "listed", source, low=low, high=high)
+    return replace(link, attained=part)
+
+
+def _links() -> FittedCoefficients:
+    return load_fitted("scaling")
 
 
 def _storage_bytes_per_s(instance: Instance | None) -> float | None:

@@ -9,11 +9,11 @@ by what fits.
 
     log efficiency = -log(1 + r^q)/q + log₂(n) · (by link, job and software) + (the first)
 
-r is the exchange over the compute of a step: a ring all-reduce sends 2 (n - 1)/n of the gradients at ρ times the link's
-rate, less where more GPUs share a bus, (n/2)^γ; q says how far it hides behind backward (1: not at all). ρ by kind of
-link (NVLink through a switch or mesh, a bridge between pairs, PCIe with and without peer access), q and γ are fitted.
-The correction, linear in doublings, holds what exchange does not explain. Never above 1.02: a second GPU adds no
-speed of its own.
+r is the exchange over the compute of a step: a ring all-reduce sends 2 (n - 1)/n of the gradients at the rate that its
+narrowest hop attains (`exchange.attained`, as for runs), times how much of it is exposed, by kind of link and more
+where GPUs share a bus; q says how far it hides behind backward (1: not at all). Exposure and q are fitted. The
+correction, linear in doublings, holds what exchange does not explain. Never above 1.02: a second GPU adds no speed of
+its own.
 """
 
 import math
@@ -21,6 +21,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 
 from stallwise.model.compute.roofline import Device, Features, correction, crossed, indicators
+from stallwise.model.exchange.attained import attained_fraction
 
 # The figures of a V100, from which logarithms are taken.
 _MATRIX, _VECTOR, _BYTES, _MEMORY, _TDP = 1.25e14, 1.57e13, 9e11, 24e9, 250.0
@@ -108,6 +109,7 @@ UNITS_PER_SAMPLE = {
 _GRADIENT_BYTES = 4.0
 _GIB = 2.0**30
 _HIGH = math.log(0.9)
+_BRIDGED = 2
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -137,6 +139,16 @@ def link_kind(setup: ScalingSetup) -> str:
     return "shared pcie" if device.consumer else "pcie"
 
 
+def narrowest_link(setup: ScalingSetup) -> tuple[str, float]:
+    """Class and listed rate (bytes/s, one direction) of the narrowest hop of a ring; a bridge joins two cards alone."""
+    device, kind = setup.device, link_kind(setup)
+    if kind == "nvlink":
+        return "nvlink", device.link_bytes_per_s
+    if kind == "bridge" and setup.gpus == _BRIDGED:
+        return "bridge", device.link_bytes_per_s or device.host_bytes_per_s
+    return "host" if device.consumer else "peer", device.host_bytes_per_s
+
+
 def exchange_ratio(setup: ScalingSetup, weights: Mapping[str, float]) -> float | None:
     """Seconds in which the link would carry the gradients once, over seconds of compute; None where not known.
 
@@ -147,9 +159,15 @@ def exchange_ratio(setup: ScalingSetup, weights: Mapping[str, float]) -> float |
     batch = setup.batch or (usual * setup.device.memory_bytes / _GIB if usual else None)
     if parameters is None or not setup.samples_per_s or not batch:
         return None
-    rate = setup.device.link_bytes_per_s if link_kind(setup) == "nvlink" else setup.device.host_bytes_per_s
+    _, rate = narrowest_link(setup)
     steps_per_s = setup.samples_per_s / batch / UNITS_PER_SAMPLE.get(setup.network, 1.0)
     return _GRADIENT_BYTES * 1e6 * parameters / max(rate, 1e9) * steps_per_s
+
+
+def exchange_part(setup: ScalingSetup, ratio: float, weights: Mapping[str, float]) -> float:
+    """Seconds of a ring all-reduce at the rate that its narrowest hop attains, over seconds of compute."""
+    link, _ = narrowest_link(setup)
+    return ratio * 2 * (1 - 1 / setup.gpus) / attained_fraction(link, setup.gpus, weights)
 
 
 def log_efficiency(setup: ScalingSetup, weights: Mapping[str, float]) -> float:
@@ -173,11 +191,12 @@ def scaling_class(setup: ScalingSetup, log_efficiency: float) -> str:
 
 def log_exchange(setup: ScalingSetup, weights: Mapping[str, float]) -> float:
     """Logarithm of the fraction that the exchange leaves, by physics; 0 where the step is not known."""
-    ratio, kind = exchange_ratio(setup, weights), link_kind(setup)
-    if ratio is None or f"rate:{kind}" not in weights:
+    ratio, (link, _) = exchange_ratio(setup, weights), narrowest_link(setup)
+    if ratio is None or f"attained:{link}" not in weights:
         return 0.0
-    shared = (setup.gpus / 2) ** (weights["shared"] if kind != "nvlink" else 0.0)
-    exposure = ratio * 2 * (1 - 1 / setup.gpus) * shared / weights[f"rate:{kind}"]
+    kind = link_kind(setup)
+    crowding = 0.0 if kind == "nvlink" else weights.get("exposed_crowding", 0.0)
+    exposure = exchange_part(setup, ratio, weights) * weights.get(f"exposed:{kind}", 1.0) * (setup.gpus / 2) ** crowding
     return -math.log1p(exposure ** weights["hidden"]) / weights["hidden"]
 
 

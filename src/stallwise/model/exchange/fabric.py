@@ -74,6 +74,8 @@ class KnownLink:
     """More about the origin, in words."""
     low: float = 1.0
     high: float = 1.0
+    attained: float | None = None
+    """Part of the listed rate that it is taken to attain (`attained`); None: another source of the rate."""
 
     @property
     def bytes_per_s(self) -> float | None:
@@ -123,6 +125,9 @@ class Fabric:
 
     gpus_per_node: int
     inside: KnownLink | None = None
+    """Among all GPUs of a node."""
+    fewer: tuple[tuple[int, KnownLink], ...] = ()
+    """Among fewer of them, by how many, ascending: those that share less, or have fewer links; else `inside`."""
     between: KnownLink | None = None
     algorithms: tuple[Algorithm, ...] = NCCL
     copy_s_per_byte: float = 0.0
@@ -161,7 +166,8 @@ class Fabric:
         """The links that an exchange among `gpus` crosses; raises an `InputError` where one is not known."""
         if gpus <= 1:
             return ()
-        inside, between = min(gpus, self.gpus_per_node) > 1, gpus > self.gpus_per_node
+        on_node = min(gpus, self.gpus_per_node)
+        inside, between = on_node > 1, gpus > self.gpus_per_node
         if inside and self.inside is None:
             raise InputError(
                 f"The link between the {self.gpus_per_node} GPUs of a node is not known. Measure it with "
@@ -174,7 +180,8 @@ class Fabric:
                 "known. Measure it with stallwise probe, or give a rate (25gbit).",
                 fields=("network",),
             )
-        links = (self.inside if inside else None, self.between if between else None)
+        among = next((link for count, link in self.fewer if on_node <= count), self.inside)
+        links = (among if inside else None, self.between if between else None)
         return tuple(link for link in links if link is not None)
 
     def bounds(self, gpus: int) -> tuple[CollectivePrices, CollectivePrices]:
@@ -184,7 +191,8 @@ class Fabric:
 
     def _at(self, factor: Callable[[KnownLink], float]) -> Self:
         inside, between = (None if link is None else link.slower(factor(link)) for link in (self.inside, self.between))
-        return replace(self, inside=inside, between=between)
+        fewer = tuple((count, link.slower(factor(link))) for count, link in self.fewer)
+        return replace(self, inside=inside, fewer=fewer, between=between)
 
     def _cost(self, used: tuple[KnownLink, ...], algorithm: Algorithm, gpus: int) -> Segments:
         small = _slowest([link.wires()[0] for link in used])

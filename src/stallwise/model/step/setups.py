@@ -8,6 +8,9 @@ and the storage allow:
 
     crowding = max(1, workers · GPUs on the node / cores), over the same of the run
 
+The storage of a node serves one GPU's loader after the other (Shi et al., *A DAG model of synchronous SGD*, ICPADS
+2018), so what blocks a loader grows with the GPUs on the node over those of the run; fewer never make it shorter.
+
 Without loader workers the training process loads its own batches, and their time is part of the graph. Bounds come from
 the same graph with every cost at its bound: a step never falls when a cost rises, so low and high hold together.
 
@@ -93,6 +96,8 @@ class Setups:
     storage_s: Columns
     """Seconds per step that the storage of a node needs for what its memory does not keep."""
     cold_storage_s: Columns
+    copy_times: Columns
+    """Time that copying a batch to the GPU takes, relative to the run's."""
     overlap: Overlap
     copy: Copy = "inline"
     """Whether copying a batch waits with compute, or runs beside it."""
@@ -126,6 +131,7 @@ _COLUMNS = (
     "cold_blocked_s",
     "storage_s",
     "cold_storage_s",
+    "copy_times",
 )
 
 
@@ -309,7 +315,7 @@ def _factors(job: MeasuredJob, part: Setups) -> CostFactors:
     with np.errstate(divide="ignore", invalid="ignore"):
         faster = np.where(measured_s > 0, part.compute_s / measured_s, 1.0)
     in_pass = part.batch * job.overlap.accumulate / part.passes
-    return CostFactors(compute=in_pass * faster, update=faster, copy=in_pass)
+    return CostFactors(compute=in_pass * faster, update=faster, copy=in_pass * part.copy_times)
 
 
 def _reading_s(job: MeasuredJob, part: Setups) -> tuple[Columns, Columns]:
@@ -320,10 +326,18 @@ def _reading_s(job: MeasuredJob, part: Setups) -> tuple[Columns, Columns]:
     """
     if job.work is None:
         return np.zeros(len(part)), np.zeros(len(part))
-    measured = _crowding(np.array([job.work.workers * min(job.gpus or 1, job.gpus_per_node)]), job.cores_per_node)
-    crowding = _crowding(part.workers * np.minimum(part.on_node, np.maximum(1, part.gpus)), part.cores)
+    had = min(job.gpus or 1, job.gpus_per_node)
+    on_node = np.minimum(part.on_node, np.maximum(1, part.gpus))
+    measured = _crowding(np.array([job.work.workers * had]), job.cores_per_node)
+    crowding = _crowding(part.workers * on_node, part.cores)
     prepare_s = job.work.prepare_s * part.prepare * np.maximum(1.0, crowding / measured)
-    return (prepare_s + part.blocked_s) * part.batch, (prepare_s + part.cold_blocked_s) * part.batch
+    sharers = storage_sharers(on_node, had)
+    return (prepare_s + part.blocked_s * sharers) * part.batch, (prepare_s + part.cold_blocked_s * sharers) * part.batch
+
+
+def storage_sharers(on_node: Numbers, measured: int) -> Columns:
+    """How many times as long a node's storage keeps each loader waiting as it did with `measured` GPUs on a node."""
+    return np.maximum(1.0, on_node / measured)
 
 
 def _crowding(workers: Numbers, cores: Columns | float | None) -> Columns:
@@ -349,7 +363,8 @@ class _PriceColumns:
         self.groups = []
         for number, algorithms in enumerate(kinds):
             mine = np.flatnonzero(kind[part.fabric] == number)
-            _, first, where = np.unique(part.fabric[mine] * 4 + crosses[mine], return_index=True, return_inverse=True)
+            tiers = (part.fabric[mine] * 4 + crosses[mine]) * _GPUS_DIGITS + part.on_node[mine]
+            _, first, where = np.unique(tiers, return_index=True, return_inverse=True)
             links = [_links(part, column) for column in mine[first].tolist()]
             pairs, back = np.unique(where.ravel() * _GPUS_DIGITS + part.gpus[mine], return_inverse=True)
             self.groups.append((algorithms, mine, links, pairs, back.ravel()))

@@ -104,6 +104,7 @@ def changed_setups(
         cold_blocked_s=column(cold_s),
         storage_s=column(0.0),
         cold_storage_s=column(0.0),
+        copy_times=column(1.0),
         overlap=overlap,
         copy=change.copy,
     )
