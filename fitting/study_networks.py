@@ -203,9 +203,9 @@ def _link_errors(study: Study) -> list[Errors]:
 
 
 def _through_the_graph(study: Study, catalog: Catalog, setups: list[ScalingSetup], truth: Vector) -> None:
-    """The same rows as a run of one GPU would be taken to several: by the graph of runs, with nothing fitted to them."""
+    """The same rows as a run of one GPU is taken to several: by the graph of runs, with nothing fitted to them."""
     weights = usual_batches(setups)
-    kept, errors_of, low = [], [], []
+    kept, errors_of, low, eight = [], [], [], []
     for setup, log_efficiency in zip(setups, truth.tolist(), strict=True):
         ratio = exchange_ratio(setup, weights)
         if ratio is None:
@@ -224,9 +224,11 @@ def _through_the_graph(study: Study, catalog: Catalog, setups: list[ScalingSetup
         kept.append(setup.device.name)
         errors_of.append(log_efficiency - float(np.log(step_s / several_s)))
         low.append(log_efficiency < np.log(LOW))
+        eight.append(setup.gpus == _MANY)
     whole = Errors("", np.array(errors_of), tuple(kept))
     study.say("network, several GPUs given one: by the graph of runs", whole)
     study.say("  the same, efficiency below 0.9", whole, judged=low)
+    study.say("  the same, eight GPUs", whole.where(eight))
 
 
 def _one(setup: ScalingSetup) -> NetworkSetup:

@@ -322,7 +322,7 @@ def _copy_time(model: JobModel, kind: Node, used: int) -> float:
     instance = kind.instance
     if model.source is None or kind.gpu is None:
         return 1.0
-    host_link = instance.host_link if instance is not None else kind.gpu.host_link
+    host_link = (instance.host_link if instance is not None else None) or kind.gpu.host_link
     board = (board_of(instance) if instance is not None else None) or board_of_gpu(kind.gpu, kind.gpus)
     alone, together = (copy_bytes_per_s(board, host_link, count) for count in (1, used))
     own = model.source.host_link.bytes_per_s if model.source.host_link else None

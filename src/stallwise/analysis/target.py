@@ -456,9 +456,9 @@ def _of_board(target: Target, gpus: int) -> KnownLink | None:
     instance, gpu = target.instance, target.device
     if gpu is None or gpus <= 1 or (target.machine is not None and instance is None):
         return None
-    board: Board | None = board_of(instance) if instance is not None else board_of_gpu(gpu, gpus)
-    host_link: Link | None = instance.host_link if instance is not None else gpu.host_link
-    hop = narrowest_hop(board, host_link, gpus) if board is not None else None
+    board: Board = (board_of(instance) if instance is not None else None) or board_of_gpu(gpu, gpus)
+    host_link: Link | None = (instance.host_link if instance is not None else None) or gpu.host_link
+    hop = narrowest_hop(board, host_link, gpus)
     if hop is None:
         return None
     fitted = _links()

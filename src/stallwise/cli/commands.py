@@ -49,6 +49,7 @@ _RENAMED_OPTIONS = {
     },
     "study": {"--networks": "--models"},
     "characterize": {"--networks": "--models", "--network-time": "--model-time"},
+    "instances": {"--models": "--networks", "--instance": "--family", "--types": "--family"},
     "overcommit": {"--machines": "--draw", "--cores": "--concurrency"},
     "deflate": {"--batch": "--speed", "--gpu": "--gpu-share", "--dataset": "--dataset-size"},
     "probe": {"--max-mib": "--max-message"},

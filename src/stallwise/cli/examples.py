@@ -25,6 +25,10 @@ EXAMPLES: dict[str, tuple[str, ...]] = {
         "stallwise recommend runs/train --epochs 90 --deadline 12h",
         "stallwise recommend runs/train --epochs 90 --budget 500usd --spot --mean-life 12h",
     ),
+    "instances": (
+        "stallwise instances --networks resnet50,vgg11 --family p3,g5,p4d --include-retired",
+        "stallwise instances runs/train --cloud aws --html instances.html",
+    ),
     "catalog gpus": ("stallwise catalog gpus", "stallwise catalog gpus --gpu H100"),
     "catalog instances": ("stallwise catalog instances --gpu A100", "stallwise catalog instances --cloud aws"),
     "catalog offers": (

@@ -20,6 +20,7 @@ from stallwise.cli import (
     data,
     deflate,
     fleet,
+    instances,
     machine,
     overcommit,
     predict,
@@ -70,6 +71,7 @@ app.command("doctor", rich_help_panel=START)(machine.doctor)
 app.command("whatif", rich_help_panel=WHAT_IF)(predict.whatif)
 app.command("predict", rich_help_panel=WHAT_IF)(predict.predict)
 app.command("recommend", rich_help_panel=WHAT_IF)(recommend.recommend)
+app.command("instances", rich_help_panel=WHAT_IF)(instances.instances)
 app.add_typer(catalog.app, name="catalog", rich_help_panel=WHAT_IF)
 app.command("probe", rich_help_panel=MACHINES)(machine.probe)
 app.command("characterize", rich_help_panel=MACHINES)(machine.characterize)

@@ -10,6 +10,7 @@ budget.
     explanation.py   its sentences: answer, reasons, warnings, assumptions, alternatives
     handover.py      SkyPilot, torchrun and Slurm
     measured.py      the best of measured configurations (Stash's recommender)
+    instances.py     listed instance types under networks (Stash's study without machines)
     study.py         machine records compared on standard networks (Stash's study)
 
 Seconds come from `model/` (the same graph as in `whatif` and `predict`), lifetimes from `spot/`, prices from

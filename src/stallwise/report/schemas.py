@@ -14,6 +14,7 @@ import stallwise
 from stallwise.analysis.compare import Comparison, RunSummary
 from stallwise.analysis.profile import Profile
 from stallwise.analysis.traces.view import TraceView
+from stallwise.cloud.instances import InstanceStudy
 from stallwise.cloud.study import MachineStudy
 from stallwise.data.cache.cache import CacheStat
 from stallwise.data.cache.verify import CacheCheck
@@ -39,6 +40,7 @@ RESULTS: tuple[type, ...] = (
     DeflationRecord,
     DeflationResult,
     Diagnosis,
+    InstanceStudy,
     MachineRecord,
     MachineStudy,
     Outlook,
