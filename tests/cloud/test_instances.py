@@ -6,6 +6,7 @@ from pathlib import Path
 
 import pytest
 
+from stallwise.analysis import open_run
 from stallwise.cloud.instances import InstanceStudyRequest, NetworkStudy, study_instances
 from stallwise.errors import InputError, UnknownNameError
 from stallwise.hardware.catalog import Catalog, load_catalog
@@ -95,3 +96,13 @@ def test_the_command_answers_for_networks_and_for_a_run(ask: Cli, tmp_path: Path
     html = tmp_path / "study.html"
     assert "Instance types" in ask("instances", str(run), *p3, "--html", str(html)).stdout
     assert "what rules of thumb cost" in html.read_text()
+
+
+def test_a_run_has_the_step_of_whatif(catalog: Catalog) -> None:
+    job = open_run(ROOT / "examples/runs/slow-data-fixed")
+    request = InstanceStudyRequest(families=("p3", "g5"), retired=True, dataset_bytes=None)
+    (network,) = study_instances(catalog, request, [job.model()]).networks
+    assert len(network.rows) > 5
+    for row in network.rows:
+        answer = job.on(instance=catalog.instance(row.instance))
+        assert answer.step_s == pytest.approx(row.step_s, rel=1e-12), row.instance

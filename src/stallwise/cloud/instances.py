@@ -159,7 +159,9 @@ def study_instances(catalog: Catalog, request: InstanceStudyRequest, jobs: Seque
     named = {job.job.name: [(offer, job) for offer in offers] for job in jobs} or {
         name: list(_subjects(image_networks()[name], offers, catalog, request, unanswered)) for name in request.networks
     }
-    studies = [_study_of(name, subjects, request, unanswered) for name, subjects in named.items()]
+    # A run keeps its loader workers as in `whatif`; a network by name has none of its own.
+    settings = FleetSettings(workers=None if jobs else "auto", dataset_bytes=request.dataset_bytes)
+    studies = [_study_of(name, subjects, request.samples, settings, unanswered) for name, subjects in named.items()]
     answered = [study for study in studies if study.rows]
     if not answered:
         raise InputError(f"No instance type could be judged: {next(iter(unanswered.values()))}")
@@ -246,7 +248,8 @@ def job_of_network(network: ImageNetwork, gpu: Gpu, catalog: Catalog, request: I
 def _study_of(
     name: str,
     subjects: Sequence[tuple[Offer, JobModel]],
-    request: InstanceStudyRequest,
+    samples: float,
+    settings: FleetSettings,
     unanswered: dict[str, str],
 ) -> NetworkStudy:
     rows, instances = [], {}
@@ -254,7 +257,7 @@ def _study_of(
         instance = offer.instance
         kinds, _, unjudged = nodes_of(model, [instance])
         unanswered |= unjudged
-        row = _studied(name, offer, model, request) if kinds else None
+        row = _studied(name, offer, model, samples, settings) if kinds else None
         if row is not None:
             rows.append(row)
             instances[row.key] = instance
@@ -265,7 +268,9 @@ def _study_of(
     return NetworkStudy(network=name, rows=with_traits, naive=_naive(with_traits, instances))
 
 
-def _studied(name: str, offer: Offer, model: JobModel, request: InstanceStudyRequest) -> StudiedInstance | None:
+def _studied(
+    name: str, offer: Offer, model: JobModel, samples: float, settings: FleetSettings
+) -> StudiedInstance | None:
     """None: the job does not run on all GPUs of the type, or nothing is known of their link."""
     instance = offer.instance
     kinds, _, _ = nodes_of(model, [instance])
@@ -273,19 +278,18 @@ def _studied(name: str, offer: Offer, model: JobModel, request: InstanceStudyReq
     if not kind.linked:
         return None
     bare = replace(model, job=replace(model.job, work=None), bytes_per_sample=None)
-    workers = FleetSettings(workers="auto" if model.job.work else None)
     whole = one_fleet(kind, used=instance.gpu_count, nodes=1)
     alone, inside = (
         _step_s(bare, one_fleet(kind, used=used, nodes=1), FleetSettings()) for used in (1, instance.gpu_count)
     )
-    loaded = _step_s(model, whole, workers)
-    steps = steps_of(model, whole, replace(workers, dataset_bytes=request.dataset_bytes))
+    loaded = _step_s(model, whole, replace(settings, dataset_bytes=None))
+    steps = steps_of(model, whole, settings)
     step_s, low_s, high_s = (float(column[0]) for column in (steps.step_s, steps.low_s, steps.high_s))
     if alone is None or inside is None or loaded is None or not steps.fits[0]:
         return None
     two = _step_s(bare, one_fleet(kind, used=instance.gpu_count, nodes=2), FleetSettings()) if kind.networked else None
     speed = model.samples * float(steps.batch[0]) * instance.gpu_count / step_s
-    epoch_s = request.samples / speed
+    epoch_s = samples / speed
     return StudiedInstance(
         cloud=instance.cloud,
         instance=instance.name,
@@ -300,7 +304,7 @@ def _studied(name: str, offer: Offer, model: JobModel, request: InstanceStudyReq
         samples_per_s=speed,
         interconnect=max(0.0, 1 - alone / inside) if instance.gpu_count > 1 else None,
         prep=max(0.0, 1 - inside / loaded) if model.job.work else None,
-        fetch=max(0.0, 1 - loaded / step_s) if model.bytes_per_sample and request.dataset_bytes else None,
+        fetch=max(0.0, 1 - loaded / step_s) if model.bytes_per_sample and settings.dataset_bytes else None,
         network_stall=None if two is None else max(0.0, two / inside - 1),
         epoch_s=epoch_s,
         usd=cost_usd(epoch_s, offer.usd_per_h),

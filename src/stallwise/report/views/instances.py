@@ -19,7 +19,7 @@ _TRAITS = {
     "through_host": "its GPUs exchange through the memory of the host and share it",
     "prep_stall": "too few vCPUs: waits {prep} of the step for preparation",
     "fetch_stall": "memory and storage are too small: waits {fetch} of the step for reading",
-    "network_stall": "two of them take {network} longer for a step than one",
+    "network_stall": "a step on two of them takes {network} the time of one",
     "dear": "an epoch costs more than twice the cheapest",
     "dear_and_slow": "others cost less an hour and are faster",
 }
@@ -99,7 +99,7 @@ def show_traits(row: StudiedInstance) -> str:
         "interconnect": _share(row.interconnect),
         "prep": _share(row.prep),
         "fetch": _share(row.fetch),
-        "network": _share(row.network_stall),
+        "network": "?" if row.network_stall is None else show_factor(1 + row.network_stall),
     }
     text = "; ".join(_TRAITS[code].format(**values) for code in row.traits)
     return f"{text[:1].upper()}{text[1:]}."
