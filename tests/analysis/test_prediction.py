@@ -30,7 +30,11 @@ def test_nodes_of_a_named_gpu_hold_up_to_eight_with_the_cores_per_gpu_of_the_run
     one_node, two_nodes = job.on(gpu="H100", gpus=8), job.on(gpu="H100", gpus=16, network_bytes_per_s=12.5e9)
     assert (one_node.setup.gpus, one_node.gpus_per_node) == (8, 8)
     assert (two_nodes.setup.gpus, two_nodes.gpus_per_node) == (16, 8)
-    assert one_node.step_s == pytest.approx(job.on(gpu="H100", gpus=2).step_s), "the loader's cores grow with the GPUs"
+    pair = job.on(gpu="H100", gpus=2)
+    assert pair.setup.cores is not None
+    assert one_node.setup.cores == 4 * pair.setup.cores, "the loader's cores grow with the GPUs"
+    assert one_node.step_s > pair.step_s, "its storage does not"
+    assert any("share its storage" in note for note in one_node.assumptions)
     with pytest.raises(InputError, match="network"):
         job.on(gpu="H100", gpus=16)
 

@@ -17,6 +17,7 @@ A network is a measured job, or an image network by its name: compute then comes
 import statistics
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field, replace
+from typing import Literal
 
 from stallwise.analysis.fleets import Fleets, FleetSettings, nodes_of, one_fleet, steps_of
 from stallwise.analysis.job import JobModel, model_of_job
@@ -33,6 +34,22 @@ from stallwise.model.step.epoch import cost_usd
 from stallwise.model.step.job import MeasuredJob
 from stallwise.workload.layers import Layer, LayerTrace
 from stallwise.workload.zoo import ImageNetwork, image_networks
+
+Trait = Literal[
+    "cheapest_epoch",
+    "near_cheapest",
+    "fastest_epoch",
+    "fast_gpu",
+    "no_stall",
+    "interconnect_stall",
+    "through_host",
+    "prep_stall",
+    "fetch_stall",
+    "network_stall",
+    "dear",
+    "dear_and_slow",
+]
+Rule = Literal["cheapest_per_hour", "newest_gpu", "most_gpus"]
 
 IMAGENET_SAMPLES = 1_281_167
 IMAGENET_BYTES = 146 * 2**30
@@ -98,7 +115,7 @@ class StudiedInstance:
     epoch_s: float
     usd: float
     """Cost of an epoch."""
-    traits: tuple[str, ...] = ()
+    traits: tuple[Trait, ...] = ()
     """Codes of advantages and shortcomings; `report/views/instances` has their sentences."""
 
     @property
@@ -111,8 +128,7 @@ class StudiedInstance:
 class NaiveChoice:
     """What choosing by a rule of thumb costs beside the pick."""
 
-    rule: str
-    """`cheapest_per_hour`, `newest_gpu` or `most_gpus`."""
+    rule: Rule
     cloud: str
     instance: str
     usd: float
@@ -316,12 +332,12 @@ def _step_s(model: JobModel, fleet: Fleets, settings: FleetSettings) -> float | 
     return float(steps.step_s[0]) if steps.fits[0] else None
 
 
-def _traits(row: StudiedInstance, rows: Sequence[StudiedInstance], instance: Instance) -> tuple[str, ...]:
+def _traits(row: StudiedInstance, rows: Sequence[StudiedInstance], instance: Instance) -> tuple[Trait, ...]:
     """Codes of what speaks for and against a type, beside the others under the same network."""
     cheapest, fastest = min(other.usd for other in rows), min(other.epoch_s for other in rows)
     per_gpu = statistics.median(other.samples_per_s / other.gpus for other in rows)
     board = board_of(instance)
-    codes = {
+    codes: dict[Trait, bool] = {
         "cheapest_epoch": row.usd == cheapest,
         "near_cheapest": cheapest < row.usd <= _NEAR * cheapest,
         "fastest_epoch": row.epoch_s == fastest,
@@ -348,7 +364,7 @@ def _naive(rows: Sequence[StudiedInstance], instances: dict[tuple[str, str], Ins
         return ()
     newest = max(instances[row.key].gpu.year or 0 for row in rows)
     most = max(row.gpus for row in rows)
-    allowed = {
+    allowed: dict[Rule, list[StudiedInstance]] = {
         "cheapest_per_hour": list(rows),
         "newest_gpu": [row for row in rows if (instances[row.key].gpu.year or 0) == newest],
         "most_gpus": [row for row in rows if row.gpus == most],
