@@ -112,6 +112,6 @@ def test_published_tables_are_answered_row_by_row(ask: Cli, tmp_path: Path) -> N
     assert 20e9 < first["memory_bytes"] < 45e9, "what was measured is not read"
     assert second["fits"] is False
     assert third["predicted"] is None
-    assert "9B" in third["reason"]
-    assert "V100" in fourth["reason"]
+    assert "9B" in third["reason"]["text"]
+    assert "V100" in fourth["reason"]["text"]
     assert "8B" in ask("predict", "--table", "table.csv").stdout

@@ -57,7 +57,7 @@ def _reasons(ask: Cli, path: str) -> list[str]:
     """Why rows have no prediction; every other row has one."""
     rows = _rows(ask, path)
     assert all(("reason" in row) == (row["predicted"] is None) for row in rows)
-    reasons = [row["reason"] for row in rows if "reason" in row]
+    reasons = [row["reason"]["text"] for row in rows if "reason" in row]
     shown = " ".join(ask("predict", "--table", path).stdout.split())
     assert f"{len(rows) - len(reasons)} of {len(rows)} rows are answered" in shown
     return reasons

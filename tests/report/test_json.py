@@ -4,16 +4,19 @@ import json
 import pickle
 import re
 from collections.abc import Iterator
+from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
 
 import msgspec
 import pytest
 
+from stallwise.fleet.plan import FleetPlan
+from stallwise.hardware.machine import MachineRecord, encode_machine, read_machine
 from stallwise.report._documents import DOCUMENTS
 from stallwise.report.json import document_name, to_json
 from stallwise.report.schemas import RESULTS, json_schemas, schemas_text, sentence_codes
-from stallwise.sentences import Sentence, read_sentence
+from stallwise.sentences import Sentence, read_sentence, sentence_document
 from tests.conftest import ROOT, Cli, needs
 
 RUN = str(ROOT / "examples" / "runs" / "images")
@@ -149,6 +152,19 @@ def test_a_sentence_is_text_with_a_code_and_facts() -> None:
     ]
     with pytest.raises(msgspec.ValidationError):
         msgspec.convert([{"text": 3}], tuple[Sentence, ...], dec_hook=read_sentence)
+
+
+def test_records_and_plans_keep_the_codes_of_their_notes(tmp_path: Path) -> None:
+    note = Sentence("plan.corrected", "The planned time is multiplied by 2.", factor=2.0)
+    record = MachineRecord(
+        created=datetime(2026, 11, 1, tzinfo=UTC), stallwise_version="0.1.0", ranks=1, nodes=1, notes=(note,)
+    )
+    (tmp_path / "machine.json").write_bytes(encode_machine(record))
+    plan = FleetPlan(name="job", machines=1, notes=(note,))
+    kept = [*read_machine(tmp_path / "machine.json").notes]
+    text = json.dumps(msgspec.to_builtins(plan, enc_hook=sentence_document))
+    kept += msgspec.convert(json.loads(text), FleetPlan, dec_hook=read_sentence).notes
+    assert [(one, one.code, one.facts) for one in kept] == 2 * [(note, note.code, note.facts)]
 
 
 def test_codes_have_one_form() -> None:

@@ -18,6 +18,7 @@ from stallwise.fleet.manager import FleetManager, FleetOutcome, FleetStatus, Man
 from stallwise.fleet.market import MarketTrace
 from stallwise.fleet.plan import FleetPlan
 from stallwise.fleet.state import FILE, FleetEvent, FleetState, manager_lock
+from stallwise.sentences import read_sentence, sentence_document
 
 _LOCK_WAIT_S = 5.0
 
@@ -85,7 +86,7 @@ def make_fleet(
     _secret(folder)
     port = _free_port()
     with state.transaction():
-        state.set_facts(plan=msgspec.to_builtins(plan), script=list(script), port=port)
+        state.set_facts(plan=msgspec.to_builtins(plan, enc_hook=sentence_document), script=list(script), port=port)
     return FleetFolder(folder, state, plan, script, cloud, port)
 
 
@@ -96,7 +97,7 @@ def open_fleet(folder: Path) -> FleetFolder:
     if text is None:
         state.close()
         raise InputError(f"The fleet in {folder} was not made to the end. Remove the folder and start again.")
-    plan = msgspec.convert(text, FleetPlan)
+    plan = msgspec.convert(text, FleetPlan, dec_hook=read_sentence)
     return FleetFolder(
         folder, state, plan, tuple(state.fact("script")), LocalCloud(folder / "cloud"), int(state.fact("port"))
     )

@@ -12,7 +12,7 @@ import msgspec
 
 from stallwise.errors import InputError
 from stallwise.inputs import bounded_nesting, read_bytes
-from stallwise.sentences import Sentence
+from stallwise.sentences import Sentence, read_sentence, sentence_document
 
 SCHEMA_VERSION = 1
 
@@ -170,7 +170,7 @@ class MachineRecord(msgspec.Struct, frozen=True, kw_only=True):
 
 def encode_machine(record: MachineRecord) -> bytes:
     """Indented JSON, as it lies on disk."""
-    return msgspec.json.format(msgspec.json.encode(record), indent=2) + b"\n"
+    return msgspec.json.format(msgspec.json.encode(record, enc_hook=sentence_document), indent=2) + b"\n"
 
 
 def read_machine(path: Path) -> MachineRecord:
@@ -190,7 +190,7 @@ def read_machine(path: Path) -> MachineRecord:
         ) from None
     _check_kind(document, path)
     try:
-        return msgspec.convert(document, MachineRecord)
+        return msgspec.convert(document, MachineRecord, dec_hook=read_sentence)
     except msgspec.ValidationError as error:
         raise InputError(
             f"{path} is not a usable machine record: {error}. Measure again with stallwise probe or characterize."

@@ -184,7 +184,7 @@ def draw_recommendation(r: LayoutRecommendation) -> View:
     looked_at = f"{plural(r.fleets, 'fleet')}; on {r.no_room:,} more no layout fits"
     rows.append(("looked at", Span(looked_at, "dim")))
     base = view(f"{r.layout_request.model.name}: what to rent", facts(rows), aside=", ".join(limits))
-    assumed = [*request.assumptions]
+    assumed: list[str] = [*request.assumptions]
     if r.pick is not None:
         assumed = [*_assumptions(r.layout_request, r.pick.predicted), *assumed]
     if r.unjudged:

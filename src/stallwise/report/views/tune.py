@@ -33,7 +33,6 @@ from stallwise.report.view import (
     view,
 )
 from stallwise.sentences import sentence_document
-from stallwise.tune._advice import TuneAdvice
 from stallwise.tune.knobs import LoaderFacts
 from stallwise.tune.proposals import Proposal
 from stallwise.tune.search import TuneResult
@@ -224,7 +223,7 @@ def document(result: TuneResult) -> dict[str, Any]:
         "gain": plain(result.gain),
         "predicted_gain": plain(result.predicted_gain),
         "patch": list(patch(result)),
-        "advice": [_advised(one) for one in result.advice],
+        "advice": _advice_records(result),
         "dry_run": result.dry_run,
         "interrupted": result.interrupted,
         "notes": list(result.notes),
@@ -232,9 +231,17 @@ def document(result: TuneResult) -> dict[str, Any]:
     }
 
 
-def _advised(one: TuneAdvice) -> dict[str, Any]:
-    gains = {"gain": plain(one.gain), "low": plain(one.low), "high": plain(one.high)}
-    return {**sentence_document(one.text), **gains, "alters": one.alters}
+def _advice_records(result: TuneResult) -> list[dict[str, Any]]:
+    return [
+        {
+            **sentence_document(one.text),
+            "gain": plain(one.gain),
+            "low": plain(one.low),
+            "high": plain(one.high),
+            "alters": one.alters,
+        }
+        for one in result.advice
+    ]
 
 
 def _proposal(one: Proposal) -> dict[str, Any]:
