@@ -18,6 +18,7 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
+import psutil
 import pytest
 
 from stallwise.data import NodeCache
@@ -61,7 +62,12 @@ class Job:
 
     def stop(self) -> None:
         # A loader worker whose rank is killed while it starts does not notice and would stay (torch's ManagerWatchdog).
-        os.killpg(self._parent.pid, signal.SIGKILL)
+        # Each rank leads a group of its own; what they share is the session.
+        session = self._parent.pid
+        for process in psutil.process_iter():
+            with contextlib.suppress(ProcessLookupError):
+                if os.getsid(process.pid) == session:
+                    os.kill(process.pid, signal.SIGKILL)
         self._parent.wait()
         assert self._parent.stdin is not None
         assert self._parent.stdout is not None
