@@ -100,6 +100,7 @@ _GIVEN: dict[str, tuple[str, ...]] = {
     "whatif": (RUN, "--no-curve"),
     "predict": (RUN, "--gpu=H100"),
     "recommend": (RUN, "--samples=1e6", "--gpu=T4"),
+    "instances": ("--gpu=T4", "--networks=resnet18"),
     "catalog gpus": (),
     "catalog instances": (),
     "catalog offers": (),

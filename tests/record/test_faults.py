@@ -110,7 +110,7 @@ def test_nothing_outlives_a_killed_launcher(tmp_path: Path, cli: Cli) -> None:
     job.process.kill()
     job.ended(-signal.SIGKILL)
     shown = job.shown()
-    assert "its launcher was killed" in shown["partial_reason"]
+    assert "its launcher was killed" in shown["partial_reason"]["text"]
     assert shown["counts"]["ranks_seen"] == 2
     cli("run", "join", "run")
     assert job.shown()["counts"]["steps"] == shown["counts"]["steps"]

@@ -203,7 +203,7 @@ def test_a_failing_training_leaves_a_partial_run(tmp_path: Path, cli: Cli) -> No
     assert "RuntimeError: no more" in done.stderr
     shown = json.loads(cli("report", "--detail", "--json", "run").stdout)
     assert shown["state"] == "partial"
-    assert "RuntimeError" in shown["partial_reason"]
+    assert "RuntimeError" in shown["partial_reason"]["text"]
     assert shown["counts"]["steps"] > 20
 
 
