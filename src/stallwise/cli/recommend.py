@@ -201,8 +201,8 @@ def recommend(
     losses = None
     if spot or spot_only:
         losses = inputs.spot_terms(job, mean_life, lifetimes, start, checkpoint_time, counted)
-    elif mean_life is not None or lifetimes is not None:
-        raise InputError("--mean-life and --lifetimes are of spot machines: give --spot or --spot-only as well.")
+    else:
+        _refuse_losses(mean_life, lifetimes)
     epoch_size, epoch_count = job_length(epochs, epoch_samples, samples, job.epoch_samples)
     request = RecommendRequest(
         samples=epoch_size,
@@ -240,6 +240,12 @@ def recommend(
         own_usd_per_h=options.usd(here_price),
     )
     _answer(job, model, request, html, skypilot, slurm, torchrun=torchrun, as_json=as_json)
+
+
+def _refuse_losses(mean_life: str | None, lifetimes: str | None) -> None:
+    """Refuse what only spot machines have."""
+    if mean_life is not None or lifetimes is not None:
+        raise InputError("--mean-life and --lifetimes are of spot machines: give --spot or --spot-only as well.")
 
 
 _OF_LAYOUTS = (

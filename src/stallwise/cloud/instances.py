@@ -67,7 +67,7 @@ _NEAR = 1.1
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class InstanceStudyRequest:
-    """What is studied."""
+    """The instance types, networks and data of a study."""
 
     networks: tuple[str, ...] = DEFAULT_NETWORKS
     """Image networks of the zoo; not used where jobs are given."""
