@@ -145,7 +145,7 @@ def run_profile(
             hung = _wait_for(job, launch, progress)
             interrupted = False
             if job.poll() == 0:
-                _wait_for_ranks(launch.folder)
+                wait_for_ranks(launch.folder)
         except KeyboardInterrupt:
             hung, interrupted = False, True
             _interrupt(job, launch.folder)
@@ -206,7 +206,7 @@ def _wait_for(job: "subprocess.Popen[bytes]", launch: Launch, progress: Callable
     return False
 
 
-def _wait_for_ranks(folder: Path) -> None:
+def wait_for_ranks(folder: Path) -> None:
     """Wait for ranks that the script started itself: they end at the same step, but not in the same moment."""
     deadline_s = time.monotonic() + _OTHER_RANKS_S
     while any(map(is_alive, _rank_processes(folder).values())) and time.monotonic() < deadline_s:

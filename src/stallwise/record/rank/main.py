@@ -68,6 +68,11 @@ def main(arguments: Sequence[str]) -> int:
         return INTERRUPTED
     ending = _run(recorder, arguments, interrupts)
     _close(recorder, watchdog, ending)
+    if launched:
+        from stallwise.record.launch import wait_for_ranks
+
+        # Ranks that a framework started from this one die with it, and may not have written their reports yet.
+        wait_for_ranks(Path(recorder.settings.folder))
     if not launched and recorder.writer.rank == 0:
         folder = recorder.settings.folder
         sys.stderr.write(f"stallwise: the ranks wrote to {folder}; join them with: stallwise run join {folder}\n")
