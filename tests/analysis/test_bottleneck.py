@@ -1,6 +1,7 @@
 """Verdicts of profiles made by hand: named where that is certain, inconclusive where it is not."""
 
 import math
+import re
 from pathlib import Path
 
 import pytest
@@ -103,6 +104,17 @@ def test_no_worker_is_proposed_where_training_uses_every_core(tmp_path: Path) ->
     assert few.binds == "prep"
     assert "num_workers" not in few.next_step
     assert "cores are used up" in few.next_step
+
+
+def test_workers_are_proposed_where_cores_are_free_and_blocks_are_few(tmp_path: Path) -> None:
+    """Two blocks bound nothing, but twelve idle cores can do no harm; "prepare less per sample" was proposed."""
+    phases = {"as is": [0.31, 0.338], "replay from host": [0.12, 0.146], "replay from device": [0.119, 0.125]}
+    job = write_profile(tmp_path / "run", phases, workers=4, batch_s=1.03, cores=16, gpus=True)
+    check_laws(job)
+    verdict = job.bottleneck
+    assert verdict.binds == "prep"
+    assert re.match(r"Set num_workers=\d+ in the DataLoader \(now 4\)\.", verdict.next_step)
+    assert verdict.predicted_high_s == pytest.approx(job.profile.step_s, rel=0.1)
 
 
 def test_cores_are_used_up_only_where_that_was_measured(tmp_path: Path) -> None:

@@ -156,7 +156,7 @@ def _skew_share(measured: StepMeasurement, skew_s: float) -> Share:
 def _computing(measured: StepMeasurement, highest_s: float) -> Bottleneck:
     step_s = measured.step.value
     draws = list(measured.stall_draws.values())
-    sentence = f"The step is compute; no stall takes more than {_percent(highest_s / step_s)} of it."
+    sentence = f"The step is compute; no stall takes more than {_percent(max(highest_s / step_s, 0.001))} of it."
     if measured.split.prep is None:
         sentence += " How long it waits for data was not measured."
     return Bottleneck(
@@ -335,7 +335,7 @@ def _data_bound(
     loading, step_s = job.loading, measured.step.value
     ready_s = min(step_s, max(loading.consume_s, measured.split.compute.s))
     workers = worker_gain(loading)
-    if workers is not None and workers.gain >= WORTH_IT and workers.low > 0:
+    if workers is not None and workers.gain >= WORTH_IT and (workers.low > 0 or _has_free_cores(loading)):
         predicted, low_s, high_s = (max(ready_s, step_s * (1 - g)) for g in (workers.gain, workers.high, workers.low))
         return Bottleneck(
             binds=name,
@@ -347,7 +347,7 @@ def _data_bound(
             ),
             predicted_step_s=predicted,
             predicted_low_s=min(predicted, low_s),
-            predicted_high_s=max(predicted, high_s),
+            predicted_high_s=min(step_s, max(predicted, high_s)),
             predicted_gain=1 - predicted / step_s,
         )
     work, busy = loading.work, cores_used(loading)
@@ -364,6 +364,11 @@ def _data_bound(
             cause = "The loader keeps up, but its workers and the training take the cores from each other."
             sentence = Sentence("bound.shared-cores", f"{sentence} {cause}", **sentence.facts)
     return replace(_without(name, stall, measured), sentence=sentence, next_step=advice)
+
+
+def _has_free_cores(loading: LoadingFacts) -> bool:
+    """Whether more workers would run on cores that nothing uses now: then the gain may be small, but it is no loss."""
+    return loading.on_gpu and cores_used(loading) < _BUSY
 
 
 def _advice(name: str, measured: StepMeasurement, job: JobSituation) -> Sentence:

@@ -9,7 +9,6 @@ import dataclasses
 import gc
 import itertools
 import math
-import os
 import time
 from collections import Counter
 from collections.abc import Callable, Sequence
@@ -23,6 +22,7 @@ from stallwise.analysis.observed import COMPUTE, GC
 from stallwise.analysis.stacks import StackSample, sample_of, with_rollouts
 from stallwise.record.observe._contained import PhaseObserver
 from stallwise.record.observe._sampling import StackSampler, library_folders
+from stallwise.record.observe._torch_trace import started_profiler
 from stallwise.record.rank._schedule import LEAD_STEPS
 from stallwise.record.rank._steps import StepClock
 from stallwise.run.schema import ObservedRow
@@ -120,19 +120,13 @@ class ObservePhase(PhaseObserver):
         self._note_boundary()
 
     def _start_profiler(self) -> None:
-        os.environ.setdefault("KINETO_LOG_LEVEL", "99")
-        activities = [torch.profiler.ProfilerActivity.CPU, torch.profiler.ProfilerActivity.CUDA]
-        profiler = torch.profiler.profile(activities=activities, acc_events=True)
-        try:
-            profiler.start()
-        except RuntimeError:
+        self._profiler = started_profiler(on_gpu=True)
+        if self._profiler is None:
             self._writer.note(
                 Sentence(
                     "observe.sampled", "The host's part was sampled only: the script runs torch's profiler itself."
                 )
             )
-            return
-        self._profiler = profiler
 
     def _note_boundary(self) -> None:
         if self._profiler is not None:
