@@ -69,7 +69,9 @@ class LoadingFacts:
     """Factor on the time of work on a core while all other cores are busy; None: not measured."""
     on_gpu: bool
     worker_start_s: float
-    """Seconds from the start of a loader worker until it prepares its first batch."""
+    """Seconds that starting one more loader worker takes; they are started one after the other."""
+    first_batch_s: float
+    """Seconds that the first batch of an epoch takes beyond any other, whatever the number of workers."""
     setting: LoaderSetting
     """The loader as it is."""
     epoch_batches: int | None
@@ -91,6 +93,7 @@ def loading_facts(run: Run, measured: StepMeasurement) -> LoadingFacts:
     rank_cores = max(1, cores // ranks)
     on_gpu = phases.DEVICE in measured.rungs
     batches_s, fetches = _batches(run, measured.data.rank if measured.data else 0)
+    worker_start_s, first_batch_s = _starts_s(run, workers, statistics.fmean(batches_s) if batches_s else 0.0)
     return LoadingFacts(
         step_s=measured.step.value,
         consume_s=min(consume.value, measured.step.value),
@@ -103,7 +106,8 @@ def loading_facts(run: Run, measured: StepMeasurement) -> LoadingFacts:
         threads=1 if on_gpu else _threads(run.table("steps"), rank_cores),
         crowding=None,
         on_gpu=on_gpu,
-        worker_start_s=_worker_start_s(run, workers, statistics.fmean(batches_s) if batches_s else 0.0),
+        worker_start_s=worker_start_s,
+        first_batch_s=first_batch_s,
         setting=LoaderSetting(num_workers=workers, prefetch_factor=(loader and loader.prefetch_factor) or 2),
         epoch_batches=loader.batches if loader else None,
     )
@@ -132,18 +136,18 @@ def _batches(run: Run, rank: int) -> tuple[tuple[float, ...], float]:
     return times_s, fetches
 
 
-def _worker_start_s(run: Run, workers: int, batch_s: float) -> float:
-    """Seconds per worker of starting all of them, and of what the first batch took beyond any other."""
+def _starts_s(run: Run, workers: int, batch_s: float) -> tuple[float, float]:
+    """Seconds of starting a worker, and what the first batch of an epoch takes beyond any other."""
     if not workers:
-        return _WORKER_START_S
+        return _WORKER_START_S, 0.0
     events = run.table("events")
     events = events.filter(events["rank"].equals(0) & ~events["duration_s"].null).sort("start_s")
     times = {kind: events.filter(events["kind"].equals(kind))["duration_s"].to_list() for kind in _STARTS}
     if not all(times.values()):
-        return _WORKER_START_S
+        return _WORKER_START_S, 0.0
     # After the first epoch, whose first batch waits for other things too (imports, connections).
     startup_s, first_s = (statistics.fmean(durations[1:] or durations) for durations in times.values())
-    return (startup_s + max(0.0, first_s - batch_s)) / workers
+    return startup_s / workers, max(0.0, first_s - batch_s)
 
 
 def factors_of(low: float, value: float, high: float) -> Factors:
@@ -177,7 +181,7 @@ def step_model(facts: LoadingFacts, setting: LoaderSetting, *, blocked: float = 
     assert work is not None  # noqa: S101 - only called then
     whole_s = work.prepare_s + work.blocked_s
     prepared = work.prepare_s / whole_s if whole_s > 0 else 0.0
-    start_s = 0.0 if setting.persistent_workers else workers * facts.worker_start_s
+    start_s = 0.0 if setting.persistent_workers else workers * facts.worker_start_s + facts.first_batch_s
     then = crowded(facts, facts.step_s, work.prepare_s) if facts.setting.num_workers else 1.0
 
     def at(work_factor: float, rest_factor: float, now: float) -> float:
