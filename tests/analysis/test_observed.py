@@ -10,7 +10,7 @@ from stallwise.analysis import open_run
 from stallwise.analysis.observed import DATA_CAUSES, fit_to_step
 from stallwise.run import RankWriter, join
 from stallwise.run.manifest import ENDED_ITSELF, NodeRecord
-from stallwise.run.schema import ObservedRow
+from stallwise.run.schema import ObservedRow, SpanRow
 from tests.run.made import begin, step
 
 STEP_S = 0.1
@@ -19,7 +19,14 @@ GPU = NodeRecord(node=0, cores=8, gpus=("NVIDIA H200",))
 CPU = NodeRecord(node=0, cores=8)
 
 
-def made(folder: Path, windows: list[dict[str, float]], *, node: NodeRecord = GPU, loader: bool = False) -> Path:
+def made(
+    folder: Path,
+    windows: list[dict[str, float]],
+    *,
+    node: NodeRecord = GPU,
+    loader: bool = False,
+    kernels: dict[str, float] | None = None,
+) -> Path:
     """A run of eight blocks of `STEP_S` whose windows hold these seconds of one step by cause."""
     begin(folder)
     with RankWriter.open(folder, 0, node=0, hardware=node) as writer:
@@ -31,6 +38,8 @@ def made(folder: Path, windows: list[dict[str, float]], *, node: NodeRecord = GP
         for number, causes in enumerate(windows):
             for cause, seconds in causes.items():
                 writer.append("observed", ObservedRow(0, number, 5, cause, 5 * seconds, 5, f"train.py:{number}"))
+        for name, seconds in (kernels or {}).items():
+            writer.append("spans", SpanRow(0, None, "gpu", name, 0.0, seconds, None))
     join(folder, exit_code=0)
     return folder
 
@@ -56,7 +65,28 @@ def test_a_job_that_was_seen_to_compute_all_the_time_is_compute(tmp_path: Path, 
     job = open_run(made(tmp_path / "run", [{"compute": STEP_S}] * 6, node=node))
     assert job.split.prep is not None
     assert (job.split.prep.s, job.split.prep.high_s) == (0.0, 0.0)
+    assert (job.split.host is not None) is (node is GPU)
     assert job.bottleneck.binds == "compute"
+
+
+@pytest.mark.parametrize(
+    ("kernels", "code"),
+    [
+        ({"nvjet_hsh_256x128": 0.5, "void at::native::vectorized_elementwise_kernel<4>": 0.5}, "remedy.compile"),
+        ({"nvjet_hsh_256x128": 0.95, "void at::native::vectorized_elementwise_kernel<4>": 0.05}, "remedy.compute"),
+        ({"nvjet_hsh_256x128": 0.5, "triton_poi_fused_gelu_3": 0.4, "void at::native::fill": 0.1}, "remedy.compute"),
+        ({"void at::native::(anonymous namespace)::multi_tensor_apply_kernel<FusedAdam>": 1.0}, "remedy.compute"),
+    ],
+)
+def test_compiling_is_advised_by_the_kernels_that_it_would_fuse(
+    tmp_path: Path, kernels: dict[str, float], code: str
+) -> None:
+    remedy = open_run(made(tmp_path / "run", [{"compute": STEP_S}] * 6, kernels=kernels)).bottleneck.next_step
+    assert remedy.code == code
+    if code == "remedy.compile":
+        assert remedy.facts["gain"] == pytest.approx(0.225)
+        assert 0 < remedy.facts["low"] < remedy.facts["gain"] < remedy.facts["high"] < 0.5
+        assert "50 % of the device's time" in remedy
 
 
 def test_a_script_that_ends_before_it_is_watched_needs_more_steps(tmp_path: Path) -> None:

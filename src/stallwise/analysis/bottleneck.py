@@ -12,7 +12,7 @@ from statistics import NormalDist
 
 import numpy as np
 
-from stallwise.analysis._remedies import Remedy, remedy_of
+from stallwise.analysis._remedies import KernelMix, Remedy, compute_remedy, remedy_of
 from stallwise.analysis.loading import LoadingFacts, cores_used, worker_gain
 from stallwise.analysis.split import StepMeasurement
 from stallwise.model.statistics.stalls import SMALL, WORTH_IT, Share
@@ -78,6 +78,8 @@ class JobSituation:
     """Seconds that the profile measured."""
     ended_itself: bool = False
     """The script ended before the profile was complete: more time would not have helped."""
+    kernels: KernelMix | None = None
+    """What the device's time went to; None where no timeline was recorded, or no device was seen."""
 
 
 def find_bottleneck(measured: StepMeasurement, job: JobSituation) -> Bottleneck:
@@ -96,7 +98,7 @@ def find_bottleneck(measured: StepMeasurement, job: JobSituation) -> Bottleneck:
     highest_s = max((share.high_s for share in stalls.values()), default=math.inf)
     skew_s = measured.skew.s if measured.skew is not None else 0.0
     if max(highest_s, skew_s) <= SMALL * step_s:
-        return _computing(measured, highest_s)
+        return _computing(measured, job, highest_s)
     return _inconclusive(measured, job, chances)
 
 
@@ -153,7 +155,7 @@ def _skew_share(measured: StepMeasurement, skew_s: float) -> Share:
     return Share(skew_s, min(skew_s, low_s), max(skew_s, high_s))
 
 
-def _computing(measured: StepMeasurement, highest_s: float) -> Bottleneck:
+def _computing(measured: StepMeasurement, job: JobSituation, highest_s: float) -> Bottleneck:
     step_s = measured.step.value
     draws = list(measured.stall_draws.values())
     sentence = f"The step is compute; no stall takes more than {_percent(max(highest_s / step_s, 0.001))} of it."
@@ -162,9 +164,7 @@ def _computing(measured: StepMeasurement, highest_s: float) -> Bottleneck:
     return Bottleneck(
         binds="compute",
         sentence=Sentence("bound.compute", sentence, highest_s=highest_s),
-        next_step=Sentence(
-            "remedy.compute", "Make compute cheaper: a lower precision, torch.compile, or a faster device."
-        ),
+        next_step=compute_remedy(job.kernels, measured.split.compute.s / step_s),
         confidence=float(np.mean(np.max(draws, axis=0) <= SMALL * step_s)) if draws else None,
     )
 

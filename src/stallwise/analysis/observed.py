@@ -109,9 +109,11 @@ def observe(
         return {}, ()
     on_device = any(node.gpus for node in run.manifest.nodes)
     ablated = {"loader_ablated": loader_ablated, "copy_ablated": copy_ablated}
+    # Windows in which nothing waited for the host, or for data, are a measurement too.
+    watched = (*(("host",) if on_device else ()), *(() if loader_ablated else ("prep",)))
     pooled = _pooled(windows)
     causes = fit_to_step(pooled.by_cause(), base.s, on_device=on_device)
-    parts = _by_part(causes, **ablated)
+    parts = dict.fromkeys(watched, 0.0) | _by_part(causes, **ablated)
     per_window = [
         _by_part(fit_to_step(window.by_cause(), base.s, on_device=on_device), **ablated) for window in windows
     ]
@@ -138,8 +140,7 @@ def _pooled(windows: Sequence[ObservedWindow]) -> ObservedWindow:
 
 
 def _by_part(causes: Mapping[str, float], *, loader_ablated: bool, copy_ablated: bool) -> dict[str, float]:
-    # Windows in which no sample waited for data are a measurement too.
-    parts: dict[str, float] = {} if loader_ablated else {"prep": 0.0}
+    parts: dict[str, float] = {}
     for cause, seconds in causes.items():
         part = part_of(cause, loader_ablated=loader_ablated, copy_ablated=copy_ablated)
         parts[part] = parts.get(part, 0.0) + seconds

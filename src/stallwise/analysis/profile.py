@@ -7,6 +7,7 @@ from pathlib import Path
 from statistics import fmean
 from typing import TYPE_CHECKING, Literal
 
+from stallwise.analysis._remedies import KernelMix, kernel_mix
 from stallwise.analysis.bottleneck import Bottleneck, JobSituation, find_bottleneck
 from stallwise.analysis.loading import loading_facts
 from stallwise.analysis.object_store import BucketUse, bucket_use_of
@@ -188,7 +189,14 @@ def _situation(run: Run, measured: StepMeasurement) -> JobSituation:
         light=light and not any(note.startswith(NO_LOADER) for note in manifest.notes),
         measured_s=end_s - begin_s if begin_s is not None else 0.0,
         ended_itself=any(note.startswith(ENDED_ITSELF) for note in manifest.notes),
+        kernels=_kernels(run) if measured.on_device else None,
     )
+
+
+def _kernels(run: Run) -> KernelMix | None:
+    spans = run.table("spans")
+    spans = spans.filter(spans["track"].equals("gpu"))
+    return kernel_mix(zip(spans["name"].to_list(), spans["duration_s"].to_list(), strict=True))
 
 
 def _mfu(model: ModelRecord | None, nodes: tuple[NodeRecord, ...], step_s: float) -> float | None:

@@ -98,6 +98,8 @@ def _part_words(profile: Profile, name: str, share: Share | None) -> str | None:
         return _absence(profile, name)
     if name == "compute" or share.distinguishable:
         return None
+    if share.observed and share.high_s == 0:
+        return "none was observed"
     bound = f"at most {show_seconds(share.high_s)}" if math.isfinite(share.high_s) else "too few blocks for a bound"
     return f"not distinguishable from zero ({bound})"
 
