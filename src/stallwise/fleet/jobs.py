@@ -138,6 +138,8 @@ class ElasticJob:
 
     def _take(self, event: dict[str, Any]) -> None:
         kind, step = event["kind"], int(event.get("step", 0))
+        if kind != "began" and event.get("round") != self._last.get("began", event).get("round"):
+            return  # of an earlier round, whose rank was stopped and goes on
         if kind == "began":
             self._redone += max(0, self._furthest - step)
             self._furthest = step
