@@ -143,6 +143,8 @@ class Fault(enum.Enum):
     BROKEN_DISK = errno.EIO
     SHORT_WRITE = -1
     KILL = -2
+    STOP = -3
+    """SIGSTOP before the call, which is made after a SIGCONT."""
 
 
 CALLS = ("open", "write", "fsync", "rename", "replace", "mkdir", "unlink", "rmdir", "close", "link")
@@ -175,6 +177,9 @@ class FailingFiles:
                 return plain(*arguments, **options)
             if self.fault is Fault.KILL:
                 os.kill(os.getpid(), signal.SIGKILL)
+            if self.fault is Fault.STOP:
+                os.kill(os.getpid(), signal.SIGSTOP)
+                return plain(*arguments, **options)
             if self.fault is Fault.SHORT_WRITE:
                 if name == "write" and len(arguments[1]) > 1:
                     return plain(arguments[0], memoryview(arguments[1])[: len(arguments[1]) // 2])

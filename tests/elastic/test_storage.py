@@ -12,6 +12,7 @@ import obstore
 import pytest
 from obstore.store import ObjectStore
 
+from stallwise.elastic import remote
 from stallwise.elastic._manifest import (
     MANIFEST_FILE,
     CheckpointManifest,
@@ -23,9 +24,9 @@ from stallwise.elastic._manifest import (
     decode_manifest,
     encode_manifest,
 )
-from stallwise.elastic._ownership import RoundIdentity, SupersededError
+from stallwise.elastic._ownership import RoundIdentity, StoreOwner, SupersededError, check_claim
 from stallwise.elastic._storage import FolderStore, StagingFolder
-from stallwise.elastic.remote import RemoteStore
+from stallwise.elastic.remote import RemoteCommand, RemoteStore
 from stallwise.errors import InputError
 from tests.elastic.saved import FILE, ROUND, commit, manifest_of, upload_checkpoint, write_checkpoint
 
@@ -119,6 +120,27 @@ def test_a_lower_round_cannot_commit_to_a_bucket(bucket: RemoteStore, tmp_path: 
         early.claim(_later(2))
     assert [checkpoint_step(name) for name in late.names()] == [30, 20, 10]
     late.close()
+
+
+def test_a_round_that_is_stopped_between_check_and_put_adds_nothing_to_a_bucket(
+    bucket: RemoteStore, objects_of: Callable[[RemoteStore], ObjectStore], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The record that it has read and found to be its own is not the one that is there when it writes."""
+    where = {"url": bucket._url, "endpoint": bucket._endpoint}
+    claim = RemoteCommand(**where, command="claim", arguments=[], claim=_later(3))
+    addition = RemoteCommand(**where, command="commit", arguments=[f"{checkpoint_name(60)}@1.60"], fence=bucket._fence)
+    checks: list[int] = []
+
+    def check_and_stop(owner: StoreOwner | None, fence: int) -> None:
+        check_claim(owner, fence)
+        checks.append(fence)
+        remote._claim(objects_of(bucket), claim)  # by another process, while this one is stopped
+
+    monkeypatch.setattr(remote, "check_claim", check_and_stop)
+    with pytest.raises(SupersededError, match="round 3"):
+        remote._commit(objects_of(bucket), addition)
+    assert checks == [bucket._fence], "it passed the check once, and not again"
+    assert [checkpoint_step(name) for name in bucket.names()] == [30, 20, 10]
 
 
 @pytest.mark.parametrize("kind", ["folder", "bucket"])

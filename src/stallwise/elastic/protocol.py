@@ -1,6 +1,7 @@
 """What agents, ranks and observers of a job share: environment variables, exit codes, and the event log.
 
-The event log of a session is a file of JSON lines that one rank appends to; chaos and watch read it:
+The event log of a session is a file of JSON lines that one rank appends to; chaos and watch read it. A round whose rank
+was stopped appends when it goes on, perhaps after events of the next round: "saved" is then true, but was so earlier.
 
 began      round, world, step it goes on from, seconds since the process started
 saved      step, seconds of training it held up, seconds until it was visible, bytes
