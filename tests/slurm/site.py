@@ -16,18 +16,21 @@ from tests.slurm import forkserver
 from tests.slurm.cluster import Cluster
 from tests.slurm.forkserver import Program
 
-# Each execution leaves one line at its start and one at its end; $1 is how long it works. What a TERM leaves undone is
-# kept and taken up by the next execution, as a training job does with its checkpoint. Nothing but bash itself runs, and
-# it waits on a pipe that nobody writes to: on two cores a hundred jobs must not cost much.
+# Each execution leaves one line at its start, with the microseconds of work that it has to do, and one at its end; $1
+# is how many seconds a job works. What a TERM leaves undone is kept and taken up by the next execution, as a training
+# job does with its checkpoint. A line "start" says that a TERM is answered from then on. Nothing but bash itself runs:
+# a TERM is followed by a KILL after three seconds, in which another program may not even have begun. It waits on a pipe
+# that nobody writes to: on two cores a hundred jobs must not cost much.
 SCRIPT = """#!/bin/bash
-out=$OUT/$SLURM_JOB_ID began=$EPOCHREALTIME left=$1
-echo "start $began $SLURM_JOB_NODELIST ${SLURM_RESTART_COUNT:-0}" >> $out
-if [ -e $out.left ]; then read left < $out.left; fi
+out=$OUT/$SLURM_JOB_ID began=$EPOCHREALTIME
+if [ -e $out.left ]; then read left < $out.left; else printf -v left %.0f ${1}e6; fi
 exec 3<> $OUT/pipe
-trap 'now=$EPOCHREALTIME
-      python3 -c "print(max(0.001, $left - ($now - $began)))" > $out.left
+trap 'now=$EPOCHREALTIME left=$((left - ${now/.} + ${began/.}))
+      echo $((left > 1000 ? left : 1000)) > $out.left
       echo "term $now" >> $out; exit 1' TERM
-read -t $left -u 3
+echo "start $began $SLURM_JOB_NODELIST ${SLURM_RESTART_COUNT:-0} $left" >> $out
+printf -v seconds %d.%06d $((left / 1000000)) $((left % 1000000))
+read -t $seconds -u 3
 echo "end $EPOCHREALTIME" >> $out
 """
 
@@ -42,6 +45,8 @@ class Execution:
     start_s: float
     nodes: str
     restarts: int
+    work_s: float | None = None
+    """Work it had to do, where its script says so."""
     end_s: float | None = None
     term_s: float | None = None
 
@@ -136,7 +141,8 @@ class Site:
         for line in path.read_text().splitlines() if path.exists() else []:
             what, at, *more = line.split()
             if what == "start":
-                found.append(Execution(float(at), more[0], int(more[1])))
+                work_s = int(more[2]) / 1e6 if len(more) > 2 else None
+                found.append(Execution(float(at), more[0], int(more[1]), work_s))
             elif what == "end":
                 found[-1].end_s = float(at)
             else:
@@ -145,7 +151,7 @@ class Site:
 
     def left_s(self, job: str) -> float:
         """Work a job had not done when it was last told to stop."""
-        return float((self.folder / "out" / f"{job}.left").read_text())
+        return int((self.folder / "out" / f"{job}.left").read_text()) / 1e6
 
     def queued(self) -> dict[str, dict[str, object]]:
         """What the controller last wrote down of each job, for `stallwise queue`."""

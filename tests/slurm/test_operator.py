@@ -46,8 +46,8 @@ def as_user(cluster: Cluster, user: str, *command: str) -> subprocess.CompletedP
     )
 
 
-def submit(site: Site, gpus: int, seconds: float) -> str:
-    words = ["--parsable", "--hold", "--output=/dev/null", "--chdir=/", f"--export=ALL,OUT={site.folder}/out"]
+def submit(site: Site, gpus: int, seconds: float, *options: str) -> str:
+    words = ["--parsable", "--hold", "--output=/dev/null", "--chdir=/", f"--export=ALL,OUT={site.folder}/out", *options]
     done = as_user(site.cluster, USER, "sbatch", *words, f"--gpus={gpus}", str(site.script), str(seconds))
     assert done.returncode == 0, done.stderr
     return done.stdout.strip()
@@ -57,11 +57,16 @@ def test_an_operator_is_enough_and_cannot_do_more(cluster: Cluster, tmp_path: Pa
     site = Site(cluster, tmp_path)
     for path in (tmp_path, tmp_path / "out", tmp_path / "out/pipe"):
         path.chmod(0o777)
-    first, second = submit(site, 16, 4), submit(site, 16, 1)
+    first = submit(site, 16, 600)
     command = [sys.executable, "-m", "tests.slurm.operating", OPERATOR, *site.schedule("dally-no-wait:lease=2")[3:]]
     process = subprocess.Popen(command, cwd=ROOT, env=cluster.environment, stderr=subprocess.PIPE, text=True)
     try:
-        site.wait(lambda: site.ended(first, second) or process.poll() is not None, "both jobs of another user", 150)
+        site.wait(lambda: site.started(first) or process.poll() is not None, "a job of another user")
+        second = submit(site, 16, 1, "--no-requeue")  # its own lease may end before its script has begun
+        site.wait(
+            lambda: (site.ended(second) and len(site.executions(first)) > 1) or process.poll() is not None,
+            "both jobs of another user",
+        )
     finally:
         process.send_signal(signal.SIGTERM)
         said = process.communicate(timeout=250)[1]
@@ -77,4 +82,4 @@ def test_an_operator_is_enough_and_cannot_do_more(cluster: Cluster, tmp_path: Pa
     third = submit(site, 1, 1)
     for words in (["update", f"jobid={third}", "reqnodelist=n1"], ["release", third], ["requeuehold", third]):
         assert as_user(cluster, STRANGER, "scontrol", *words).returncode != 0
-    cluster.run("scancel", third)
+    cluster.run("scancel", first, third)
