@@ -9,7 +9,15 @@ import pytest
 import torch
 from torch.utils.data import DataLoader, IterableDataset, RandomSampler, TensorDataset
 
-from stallwise.tune._hooks import BlockSequence, SwitchingIterator, apply, describe
+from stallwise.tune._hooks import (
+    BlockSequence,
+    SwitchingIterator,
+    apply,
+    compile_trained_model,
+    describe,
+    fuse_optimizers,
+    is_fusable,
+)
 from stallwise.tune.knobs import Knobs, LoaderFacts, TrialSpec, decode_loaders
 
 DATA = TensorDataset(torch.arange(12.0))
@@ -43,6 +51,57 @@ def test_a_trial_travels_through_the_environment(monkeypatch: pytest.MonkeyPatch
     for name, value in trial.to_environment().items():
         monkeypatch.setenv(name, value)
     assert TrialSpec.from_environment() == trial
+
+
+@pytest.fixture
+def fused(monkeypatch: pytest.MonkeyPatch) -> None:
+    """torch's optimizers are made fused in this test."""
+    for kind in (torch.optim.Adam, torch.optim.AdamW, torch.optim.SGD, torch.optim.Adagrad):
+        monkeypatch.setattr(kind, "__init__", kind.__init__)
+    fuse_optimizers()
+
+
+def test_optimizers_are_fused_where_the_script_leaves_that_open(fused: None) -> None:
+    model = torch.nn.Linear(4, 2)
+    for kind in (torch.optim.Adam, torch.optim.AdamW, torch.optim.SGD, torch.optim.Adagrad):
+        assert kind(model.parameters(), lr=0.1).defaults["fused"] is True
+    assert torch.optim.AdamW([{"params": model.parameters(), "lr": 0.2}]).param_groups[0]["fused"] is True
+    assert torch.optim.AdamW(model.parameters(), fused=False).defaults["fused"] is False
+    assert not torch.optim.AdamW(model.parameters(), foreach=True).defaults["fused"]
+    assert "fused" not in torch.optim.RMSprop(model.parameters()).defaults
+
+
+def test_a_fused_optimizer_is_not_proposed_twice() -> None:
+    parameters = list(torch.nn.Linear(2, 2).parameters())
+    assert is_fusable(torch.optim.AdamW(parameters))
+    assert not is_fusable(torch.optim.AdamW(parameters, fused=True))
+    assert not is_fusable(torch.optim.AdamW(parameters, capturable=True))
+    assert not is_fusable(torch.optim.RMSprop(parameters))
+
+
+class _Outer(torch.nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.inner = torch.nn.Sequential(torch.nn.Linear(4, 2))
+
+    def forward(self, batch: torch.Tensor) -> torch.Tensor:
+        return self.inner(batch)  # type: ignore[no-any-return]
+
+
+def test_the_outermost_model_that_is_trained_is_compiled_once(monkeypatch: pytest.MonkeyPatch) -> None:
+    compiled: list[object] = []
+    monkeypatch.setattr(torch.nn.Module, "compile", lambda module: compiled.append(module))
+    monkeypatch.setattr(torch, "compile", lambda forward: compiled.append(forward) or forward)
+    frozen, model, plain = torch.nn.Linear(4, 4).requires_grad_(False), _Outer(), torch.nn.Sequential(_Outer())
+    compile_trained_model()
+    with torch.no_grad():
+        model(torch.ones(1, 4))
+    for _ in range(3):
+        model(frozen(torch.ones(1, 4)))
+    assert compiled == [model]
+    compile_trained_model()
+    plain(torch.ones(1, 4))  # a class of torch's own: its forward is compiled
+    assert compiled == [model, plain.forward]
 
 
 class _Stream(IterableDataset):  # type: ignore[type-arg]

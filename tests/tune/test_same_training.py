@@ -56,6 +56,20 @@ def test_a_shuffled_training_ends_at_the_same_weights(bucket: BucketDataset[torc
     assert not torch.equal(train(given, Knobs(), epochs=2), train(given, Knobs())), "the comparison can fail"
 
 
+def test_a_fused_optimizer_computes_the_same_update() -> None:
+    def weights(*, fused: bool) -> torch.Tensor:
+        torch.manual_seed(0)
+        model = torch.nn.Sequential(torch.nn.Linear(8, 32), torch.nn.Tanh(), torch.nn.Linear(32, 1))
+        optimizer = torch.optim.AdamW(model.parameters(), lr=1e-2, fused=fused)
+        for _ in range(50):
+            optimizer.zero_grad()
+            (model(torch.randn(16, 8)) - 1).square().mean().backward()
+            optimizer.step()
+        return torch.cat([parameter.detach().flatten() for parameter in model.parameters()])
+
+    assert torch.allclose(weights(fused=False), weights(fused=True), rtol=1e-4, atol=1e-6)
+
+
 def test_workers_that_stay_keep_an_order_that_is_fixed_by_the_epoch(bucket: BucketDataset[torch.Tensor]) -> None:
     def order(knobs: Knobs) -> list[float]:
         sampler = DistributedSampler(bucket, 1, 0)

@@ -34,6 +34,9 @@ def tune(
         typer.Option("-o", "--out", help="Folder of the profile's run. Default: stallwise-runs/SCRIPT-DATE-TIME."),
     ] = None,
     dry_run: Annotated[bool, typer.Option("--dry-run", help="Profile and predict; try nothing.")] = False,
+    with_compile: Annotated[
+        bool, typer.Option("--compile", help="Try torch.compile on the model too; compiling takes minutes of the time.")
+    ] = False,
     max_time: Annotated[
         str, typer.Option("--max-time", metavar="TIME", help="Time for all of it, launches included: 5min.")
     ] = "4min",
@@ -64,7 +67,7 @@ def tune(
     )
     try:
         with _terminated_is_interrupted():
-            result, outcome = _search(launch, max_time_s, dry_run=dry_run)
+            result, outcome = _search(launch, max_time_s, dry_run=dry_run, with_compile=with_compile)
     except KeyboardInterrupt:
         raise interrupted("stallwise: The tuning was interrupted before anything was measured.") from None
     if result is None:
@@ -76,7 +79,9 @@ def tune(
         raise typer.Exit(Exit.INTERRUPTED)
 
 
-def _search(launch: "Launch", max_time_s: float, *, dry_run: bool) -> "tuple[TuneResult | None, ProfileOutcome]":
+def _search(
+    launch: "Launch", max_time_s: float, *, dry_run: bool, with_compile: bool
+) -> "tuple[TuneResult | None, ProfileOutcome]":
     from stallwise.tune.search import tune as search
     from stallwise.tune.trials import TrialRunner
 
@@ -88,7 +93,7 @@ def _search(launch: "Launch", max_time_s: float, *, dry_run: bool) -> "tuple[Tun
             job_stdout=sys.stderr.fileno(),
             progress=PeriodicReporter(_profile_sentence),
         )
-        return search(bench, max_s=max_time_s, dry_run=dry_run, tell=progress_line)
+        return search(bench, max_s=max_time_s, dry_run=dry_run, tell=progress_line, with_compile=with_compile)
 
 
 def _show_result(result: "TuneResult", *, as_json: bool) -> None:

@@ -8,7 +8,7 @@ from stallwise.analysis.loading import LoaderSetting, LoadingFacts, loading_fact
 from stallwise.analysis.profile import Profile
 from stallwise.errors import InputError
 from stallwise.model.step.job import MeasuredJob
-from stallwise.tune.knobs import Knobs, LoaderFacts
+from stallwise.tune.knobs import Knobs, LoaderFacts, OptimizerFacts
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -20,6 +20,8 @@ class JobFacts(LoadingFacts):
     """None where its steps use no DataLoader."""
     job: MeasuredJob | None
     """As `whatif` takes it; None where too little was measured for it."""
+    optimizer: OptimizerFacts | None = None
+    """None where no step was timed."""
 
     def setting_of(self, knobs: Knobs) -> LoaderSetting:
         """The loader's setting with those of `knobs` in place of its own."""
@@ -32,7 +34,10 @@ class JobFacts(LoadingFacts):
 
 
 def job_facts(
-    analysis: Analysis, loaders: tuple[LoaderFacts, ...], crowding: Callable[[int], float] = lambda _: 1.0
+    analysis: Analysis,
+    loaders: tuple[LoaderFacts, ...],
+    crowding: Callable[[int], float] = lambda _: 1.0,
+    optimizer: OptimizerFacts | None = None,
 ) -> JobFacts:
     """Collect the facts of an analysed job; `crowding` is called with the cores of a node."""
     loader = max((one for one in loaders if one.steps), key=lambda one: one.steps, default=None)
@@ -51,6 +56,7 @@ def job_facts(
         profile=analysis.profile,
         loader=loader,
         job=_job(analysis),
+        optimizer=optimizer,
     )
 
 

@@ -12,6 +12,7 @@ import copy
 import functools
 import inspect
 import os
+import statistics
 import sys
 import time
 import warnings
@@ -24,7 +25,8 @@ from typing import Any, cast
 import msgspec
 import torch
 from torch import distributed as dist
-from torch.optim.optimizer import register_optimizer_step_post_hook
+from torch.nn.modules.module import register_module_forward_pre_hook
+from torch.optim.optimizer import register_optimizer_step_post_hook, register_optimizer_step_pre_hook
 from torch.utils.data import (
     BatchSampler,
     DataLoader,
@@ -44,7 +46,17 @@ from stallwise.record.rank.script import when_imported
 from stallwise.run.atomic import write_atomically
 from stallwise.torch_private import BaseDataLoaderIter, MultiProcessingDataLoaderIter
 from stallwise.tune._judgement import GainPrior, is_decided
-from stallwise.tune.knobs import BLOCKS_NAME, LOADERS_NAME, BlockRecord, Knobs, LoaderFacts, TrialBlock, TrialSpec
+from stallwise.tune.knobs import (
+    BLOCKS_NAME,
+    LOADERS_NAME,
+    OPTIMIZER_NAME,
+    BlockRecord,
+    Knobs,
+    LoaderFacts,
+    OptimizerFacts,
+    TrialBlock,
+    TrialSpec,
+)
 
 _GRACE_S = 60.0  # beyond the time of a trial, for setting up the job
 # Taken before any patch.
@@ -268,6 +280,10 @@ def install(trial: TrialSpec) -> None:
         when_imported("torch.nn.parallel.distributed", hooks.patch_ddp)
     if trial.fixed.cache_bytes is not None:
         when_imported("stallwise.data._dataset", hooks.patch_buckets)
+    if trial.fixed.fused_optimizer:
+        fuse_optimizers()
+    if trial.fixed.compile:
+        compile_trained_model()
 
 
 class Hooks:
@@ -281,6 +297,8 @@ class Hooks:
         self._steps: dict[str, int] = {}
         self._last: str | None = None
         self._board = BlockSequence(trial, first=self._first) if trial.blocks else None
+        self._optimizer_steps: dict[int, tuple[Any, list[float]]] = {}
+        self._step_began_s = 0.0
 
     def patch_loaders(self) -> None:
         """Patch `DataLoader`: apply settings when it is made; record and switch when it is iterated."""
@@ -327,17 +345,40 @@ class Hooks:
             return board.first(iterator, advance)
 
         loaders.__init__, loaders.__iter__, iterators.__next__ = __init__, __iter__, __next__
+        register_optimizer_step_pre_hook(self._step_begins)
         register_optimizer_step_post_hook(self._stepped)
 
-    def _stepped(self, _optimizer: Any, _arguments: Any, _named: Any) -> None:
-        """Count a step for the loader whose batch came last; writes the loaders at the 1st, 2nd, 4th … step."""
+    def _step_begins(self, _optimizer: Any, _arguments: Any, _named: Any) -> None:
+        self._step_began_s = time.monotonic()
+
+    def _stepped(self, optimizer: Any, _arguments: Any, _named: Any) -> None:
+        """Count a step for the loader whose batch came last; writes what was seen at the 1st, 2nd, 4th … step."""
         if self._board is not None:
             self._board.check_overdue()
+            if self.trial.site is None:
+                self._board.count()
+        elif self._first:
+            self._time_step(optimizer, time.monotonic() - self._step_began_s)
         if self._last is None or not self._first:
             return
         count = self._steps[self._last] = self._steps.get(self._last, 0) + 1
         if count & (count - 1) == 0:
             self._write_loaders()
+
+    def _time_step(self, optimizer: Any, duration_s: float) -> None:
+        """Keep how long the host was in a step; writes the optimizer with the most steps at its 2nd, 4th … step."""
+        times_s = self._optimizer_steps.setdefault(id(optimizer), (optimizer, []))[1]
+        times_s.append(duration_s)
+        most = max(len(times) for _, times in self._optimizer_steps.values())
+        if len(times_s) < most or len(times_s) == 1 or len(times_s) & (len(times_s) - 1):
+            return
+        facts = OptimizerFacts(
+            kind=type(optimizer).__name__,
+            # The first makes the optimizer's state.
+            step_s=statistics.median(times_s[1:]),
+            is_fusable=is_fusable(optimizer),
+        )
+        write_atomically(Path(self.trial.folder, OPTIMIZER_NAME), msgspec.json.encode(facts))
 
     def _write_loaders(self) -> None:
         loaders = [
@@ -362,6 +403,52 @@ class Hooks:
             return {**arguments, "cache": NodeCache(Path(folder), limit)}
 
         _with_argument(module.BucketDataset, cached)
+
+
+_EXCLUDES_FUSED = ("fused", "foreach", "capturable", "differentiable")
+
+
+def _fusable_kinds() -> list[Any]:
+    """torch's own optimizers that have one kernel for the update of all parameters."""
+    kinds = (kind for kind in vars(torch.optim).values() if isinstance(kind, type))
+    return [
+        kind
+        for kind in kinds
+        if issubclass(kind, torch.optim.Optimizer) and "fused" in inspect.signature(kind.__init__).parameters
+    ]
+
+
+def is_fusable(optimizer: Any) -> bool:
+    """Whether `fused=True` would change how this optimizer works."""
+    return type(optimizer) in _fusable_kinds() and not any(optimizer.defaults.get(name) for name in _EXCLUDES_FUSED)
+
+
+def fuse_optimizers() -> None:
+    """Patch torch's optimizers: they are made with `fused=True` where the script leaves that open."""
+
+    def fused(arguments: dict[str, Any]) -> dict[str, Any]:
+        is_open = arguments.get("fused") is None and not any(arguments.get(name) for name in _EXCLUDES_FUSED)
+        return {**arguments, "fused": True} if is_open else arguments
+
+    for kind in _fusable_kinds():
+        _with_argument(kind, fused)
+
+
+def compile_trained_model() -> None:
+    """Compile the first module that is called with gradients: the outermost one, from its next call on."""
+
+    def compile_it(module: Any, _arguments: Any) -> None:
+        if not torch.is_grad_enabled() or not any(parameter.requires_grad for parameter in module.parameters()):
+            return
+        handle.remove()
+        if module._compiled_call_impl is not None or hasattr(module, "_orig_mod"):
+            return
+        if type(module).__module__.startswith("torch.nn"):
+            module.forward = torch.compile(module.forward)  # of torch's own classes it passes over the call
+        else:
+            module.compile()
+
+    handle = register_module_forward_pre_hook(compile_it)
 
 
 def _with_argument(kind: Any, changed: Callable[[dict[str, Any]], dict[str, Any]]) -> None:

@@ -1,8 +1,9 @@
 """The settings that can be changed without editing the script, and the files through which a launched job learns them.
 
 None of them changes what is trained: batches, their order and their contents stay; only which process prepares them,
-how early, and in which buckets gradients are exchanged. (Random augmentation inside loader workers draws from other
-seeds when their number changes, as it does from one launch to the next.)
+how early, in which buckets gradients are exchanged, and by which kernels the same formulas are computed. (Random
+augmentation inside loader workers draws from other seeds when their number changes, as it does from one launch to the
+next. A fused optimizer and a compiled model round elsewhere.)
 """
 
 import os
@@ -13,6 +14,8 @@ import msgspec
 VARIABLE = "STALLWISE_TRIAL"
 LOADERS_NAME = "loaders.json"
 """File in the trial's folder with the loaders that the script made."""
+OPTIMIZER_NAME = "optimizer.json"
+"""File in the trial's folder with the optimizer that the script made."""
 BLOCKS_NAME = "blocks.json"
 """File in the trial's folder with the time of each block of settings."""
 
@@ -30,6 +33,10 @@ class Knobs(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
     """Size of the `NodeCache` that a `BucketDataset` gets."""
     bucket_cap_mb: float | None = None
     """Size of DistributedDataParallel's buckets."""
+    fused_optimizer: bool | None = None
+    """Let torch's optimizers update all parameters in one kernel."""
+    compile: bool | None = None
+    """Compile the model that is trained (`Module.compile`)."""
 
     def with_(self, other: "Knobs") -> "Knobs":
         """Return these settings with those of `other` in place of them where it has any."""
@@ -130,6 +137,17 @@ class LoaderFacts(msgspec.Struct, frozen=True, kw_only=True):
     """Made by Hugging Face's Trainer, from its own arguments."""
 
 
+class OptimizerFacts(msgspec.Struct, frozen=True, kw_only=True):
+    """The optimizer that makes most of the script's steps."""
+
+    kind: str
+    """Name of its class, such as AdamW."""
+    step_s: float
+    """Time that the host spends in one of its steps: the median."""
+    is_fusable: bool
+    """One of torch's own that knows `fused=True`, made without it or anything that excludes it."""
+
+
 class BlockRecord(msgspec.Struct, frozen=True, kw_only=True):
     """One measured block, in seconds of the rank's monotonic clock."""
 
@@ -144,6 +162,11 @@ class BlockRecord(msgspec.Struct, frozen=True, kw_only=True):
 def decode_loaders(data: bytes) -> tuple[LoaderFacts, ...]:
     """Decode the file of loaders that a job wrote."""
     return msgspec.json.decode(data, type=tuple[LoaderFacts, ...])
+
+
+def decode_optimizer(data: bytes) -> OptimizerFacts:
+    """Decode the file of the optimizer that a job wrote."""
+    return msgspec.json.decode(data, type=OptimizerFacts)
 
 
 def decode_blocks(data: bytes) -> tuple[BlockRecord, ...]:

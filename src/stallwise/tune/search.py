@@ -33,6 +33,7 @@ from stallwise.tune.proposals import (
     FARTHER,
     WORTH_TRYING,
     Proposal,
+    compiled,
     persistent,
     proposals,
     rebased,
@@ -77,6 +78,8 @@ class TuneResult:
     interrupted: bool = False
     notes: tuple[Sentence, ...] = ()
     seconds: float = 0.0
+    optimizer: str | None = None
+    """Class of the script's optimizer; None where no step was timed."""
 
     @property
     def verdict(self) -> TuneVerdict:
@@ -130,15 +133,21 @@ Means = tuple[BlockMean, ...]
 _NO_GAIN = GainPrior(gain=0.0, low=0.0, high=0.0)
 
 
-def tune(bench: TrialRunner, *, max_s: float, dry_run: bool, tell: Report) -> tuple[TuneResult | None, ProfileOutcome]:
-    """Tune a job within about `max_s` seconds; the result is None where the job did not complete its profile."""
+def tune(
+    bench: TrialRunner, *, max_s: float, dry_run: bool, tell: Report, with_compile: bool = False
+) -> tuple[TuneResult | None, ProfileOutcome]:
+    """Tune a job within about `max_s` seconds; the result is None where the job did not complete its profile.
+
+    The model is compiled for a trial only `with_compile`: that takes minutes.
+    """
     began_s = time.monotonic()
-    run, loaders, outcome = bench.profile(max_s=min(_PROFILE_S, max_s / 5))
+    run, loaders, optimizer, outcome = bench.profile(max_s=min(_PROFILE_S, max_s / 5))
     if outcome.interrupted or outcome.hung or outcome.exit_code or not _measured(outcome):
         return None, outcome
-    facts = job_facts(open_run(run), loaders, measure_crowding)
+    facts = job_facts(open_run(run), loaders, measure_crowding, optimizer)
     clock = _Clock(began_s, max_s, launch_s=_launch_s(run.table("steps"), time.monotonic() - began_s))
-    tuner = _Tuner(bench, facts, list(proposals(facts)), clock, tell)
+    candidates = [*proposals(facts), *([compiled(facts)] if with_compile else [])]
+    tuner = _Tuner(bench, facts, candidates, clock, tell)
     if tuner.candidates and not dry_run:
         tuner.run()
     return tuner.result(dry_run=dry_run), outcome
@@ -227,6 +236,7 @@ class _Tuner:
             interrupted=self.interrupted,
             notes=tuple(self.notes),
             seconds=time.monotonic() - self.clock.began_s,
+            optimizer=self.facts.optimizer.kind if self.facts.optimizer else None,
         )
 
     # ---- stages --------------------------------------------------------------------------------------------
@@ -238,6 +248,8 @@ class _Tuner:
         self._stage(self._on_top([one for one in loader if not one.live]))
         self._stage(self._on_top([one for one in self.candidates if one.knobs.pin_memory is not None]))
         self._stage(self._on_top([one for one in self.candidates if one.knobs.bucket_cap_mb is not None]))
+        self._stage(self._on_top([one for one in self.candidates if one.knobs.fused_optimizer is not None]))
+        self._stage([one for one in self.candidates if one.knobs.compile is not None])
         self._stage(self._persistent())
         self._verify()
 

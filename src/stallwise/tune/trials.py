@@ -29,13 +29,16 @@ from stallwise.tune._judgement import GainPosterior, GainPrior, Outcome, gain_po
 from stallwise.tune.knobs import (
     BLOCKS_NAME,
     LOADERS_NAME,
+    OPTIMIZER_NAME,
     BlockRecord,
     Knobs,
     LoaderFacts,
+    OptimizerFacts,
     TrialBlock,
     TrialSpec,
     decode_blocks,
     decode_loaders,
+    decode_optimizer,
 )
 from stallwise.tune.proposals import Proposal
 
@@ -141,8 +144,8 @@ class TrialRunner:
     job_stdout: int | None
     progress: Callable[[ProfileProgress], None]
 
-    def profile(self, max_s: float) -> tuple[Run, tuple[LoaderFacts, ...], ProfileOutcome]:
-        """Profile the job; returns the run, its loaders and the outcome."""
+    def profile(self, max_s: float) -> tuple[Run, tuple[LoaderFacts, ...], OptimizerFacts | None, ProfileOutcome]:
+        """Profile the job; returns the run, its loaders, its optimizer and the outcome."""
         notes = Path(tempfile.mkdtemp(prefix="profile-", dir=self.folder))
         launch = replace(
             self.launch,
@@ -151,7 +154,7 @@ class TrialRunner:
             environment=TrialSpec(folder=str(notes)).to_environment(),
         )
         outcome = run_profile(launch, self.progress, self.job_stdout)
-        return Run.open(launch.folder), _loaders(notes), outcome
+        return Run.open(launch.folder), _loaders(notes), _optimizer(notes), outcome
 
     def run(self, trial: TrialSpec, *, fetches: float, epoch_steps: float | None) -> tuple[BlockMean, ...]:
         """Launch one trial; returns the mean step of each block that was measured.
@@ -189,6 +192,12 @@ def _loaders(notes: Path) -> tuple[LoaderFacts, ...]:
     with contextlib.suppress(FileNotFoundError):
         return decode_loaders((notes / LOADERS_NAME).read_bytes())
     return ()
+
+
+def _optimizer(notes: Path) -> OptimizerFacts | None:
+    with contextlib.suppress(FileNotFoundError):
+        return decode_optimizer((notes / OPTIMIZER_NAME).read_bytes())
+    return None
 
 
 def _blocks(notes: Path) -> tuple[BlockRecord, ...]:

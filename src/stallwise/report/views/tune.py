@@ -177,6 +177,10 @@ def patch(result: TuneResult) -> tuple[str, ...]:
         lines.append(f'BucketDataset(…, cache=NodeCache("/a/local/disk/cache", {kept.cache_bytes}))')
     if kept.bucket_cap_mb is not None:
         lines.append(f"DistributedDataParallel(…, bucket_cap_mb={kept.bucket_cap_mb:g})")
+    if kept.fused_optimizer:
+        lines.append(f"{result.optimizer or 'AdamW'}(…, fused=True)")
+    if kept.compile:
+        lines.append("model = torch.compile(model)")
     return tuple(lines)
 
 
