@@ -23,6 +23,7 @@ PACKAGES = (
     "gcc",
     "iproute2",
     "libc6-dev",
+    "mariadb-client-core",  # my_print_defaults, which mariadb-install-db calls
     "mariadb-server-core",
     "munge",
     "slurm-wlm",

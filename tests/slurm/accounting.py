@@ -14,7 +14,7 @@ from pathlib import Path
 from tests.slurm.cluster import Cluster, free_port, require_slurm, slurm
 from tests.system import require_packages
 
-PACKAGES = ("mariadb-server-core", "slurmdbd", "slurm-wlm-mysql-plugin")
+PACKAGES = ("mariadb-client-core", "mariadb-server-core", "slurmdbd", "slurm-wlm-mysql-plugin")
 _START_S = 120.0
 
 
