@@ -8,6 +8,7 @@ import subprocess
 import sys
 import tomllib
 from collections.abc import Iterator
+from functools import cache
 from pathlib import Path
 
 import pytest
@@ -62,13 +63,18 @@ def test_a_package_that_breaks_a_contract_is_named(tmp_path: Path, file: str, st
     assert message in " ".join(done.stdout.split()), done.stdout
 
 
+@cache
+def _trees() -> dict[Path, ast.Module]:
+    return {path: ast.parse(path.read_text()) for path in SOURCE.rglob("*.py")}
+
+
 def _imported(node: ast.AST) -> Iterator[str]:
     """Names of modules that are imported, except those that only a type checker reads."""
     if isinstance(node, ast.Import):
         yield from (alias.name for alias in node.names)
     elif isinstance(node, ast.ImportFrom):
         yield node.module or ""
-    elif not (isinstance(node, ast.If) and ast.unparse(node.test) == "TYPE_CHECKING"):
+    elif not (isinstance(node, ast.If) and isinstance(node.test, ast.Name) and node.test.id == "TYPE_CHECKING"):
         for child in ast.iter_child_nodes(node):
             yield from _imported(child)
 
@@ -82,7 +88,7 @@ PRIVATE_NAMES = (
 
 def test_private_modules_show_in_their_names() -> None:
     """`_module.py` is its package's own; another package takes what `__init__` exports or a module without `_`."""
-    modules = {_dotted(path): path for path in sorted((SOURCE / "stallwise").rglob("*.py"))}
+    modules = {_dotted(path): path for path in sorted(_trees())}
     others: set[str] = set()
     for module, path in modules.items():
         for name in _references(path):
@@ -108,7 +114,7 @@ def _dotted(path: Path) -> str:
 
 def _references(path: Path) -> Iterator[str]:
     """Modules and members that a file imports, as dotted names."""
-    for node in ast.walk(ast.parse(path.read_text())):
+    for node in ast.walk(_trees()[path]):
         if isinstance(node, ast.Import):
             yield from (alias.name for alias in node.names)
         elif isinstance(node, ast.ImportFrom) and node.module:
@@ -121,8 +127,7 @@ def test_every_third_party_import_is_a_declared_dependency() -> None:
     declared = project["dependencies"] + [r for rs in project["optional-dependencies"].values() for r in rs]
     distributions = {"yaml": "pyyaml", "PIL": "pillow", "prometheus_client": "prometheus-client"}
     names = {r.split(">")[0].split("=")[0].strip().lower() for r in declared}
-    trees = [ast.parse(path.read_text()) for path in SOURCE.rglob("*.py")]
-    tops = {name.partition(".")[0] for tree in trees for name in _imported(tree)} - {"stallwise", ""}
+    tops = {name.partition(".")[0] for tree in _trees().values() for name in _imported(tree)} - {"stallwise", ""}
     used = {distributions.get(name, name) for name in tops - sys.stdlib_module_names}
     # click comes with typer; nothing else may come in unannounced.
     assert used - names <= {"click"}

@@ -61,7 +61,8 @@ def test_documents_have_the_keys_of_their_schema(
         arguments = ("simulate", str(tmp_path / "jobs.csv"), *arguments[2:])
     document = json.loads(ask(*arguments, "--json").stdout)
     assert document.pop("schema") == {"name": f"stallwise/{name}", "version": 1}
-    _check(document, json_schemas()["documents"][name], json_schemas()["$defs"], name)
+    schemas = json_schemas()
+    _check(document, schemas["documents"][name], schemas["$defs"], name)
 
 
 SPOT = ("--price", "3", "--spot-price", "1", "--checkpoint-time", "5s", "--replays", "50", "--mean-life", "9h")

@@ -49,7 +49,7 @@ def _read(name: str, tree: ast.Module) -> Module:
         if isinstance(node, ast.ImportFrom) and node.module:
             for alias in node.names:
                 module.imports[alias.asname or alias.name] = (node.module, alias.name)
-        elif isinstance(node, ast.Call) and ast.unparse(node.func) == "loader":
+        elif isinstance(node, ast.Call) and isinstance(node.func, ast.Name) and node.func.id == "loader":
             homes = ast.literal_eval(node.args[1])
             module.exports |= {(f"{name}.{home}", exported) for exported, home in homes.items()}
     return module

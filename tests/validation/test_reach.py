@@ -1,7 +1,9 @@
 """No formula for the validator alone: what `validation/` judges, a command or a public function uses."""
 
+from functools import cache
+
 from tests.conftest import ROOT
-from tests.validation.reach import _home, reached, read_modules, used_by
+from tests.validation.reach import Definition, Module, _home, reached, read_modules, used_by
 
 LATER = {
     "cluster.engine._queue.efficiency",
@@ -10,9 +12,15 @@ LATER = {
 """Formulas that no command reaches yet. The list only shrinks: wire them up, or move them to `validation/`."""
 
 
-def test_what_is_validated_is_what_users_run() -> None:
+@cache
+def _walk() -> tuple[dict[str, Module], set[Definition]]:
+    """Every module, and what commands and public functions lead to."""
     modules = read_modules(ROOT / "src")
-    found = reached(modules)
+    return modules, reached(modules)
+
+
+def test_what_is_validated_is_what_users_run() -> None:
+    modules, found = _walk()
     used = {home for name in used_by(ROOT / "validation") if (home := _home(modules, *name))}
     assert len(used) > 100
     unreached = {f"{module.removeprefix('stallwise.')}.{name}" for module, name in used - found}
@@ -21,6 +29,6 @@ def test_what_is_validated_is_what_users_run() -> None:
 
 
 def test_the_walk_finds_what_commands_call_and_nothing_else() -> None:
-    found = reached(read_modules(ROOT / "src"))
+    _, found = _walk()
     assert ("stallwise.model.step.setups", "step_times") in found
     assert ("stallwise.spot.lifetimes.fit", "published_bathtub") not in found

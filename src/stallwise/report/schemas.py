@@ -5,6 +5,7 @@
 
 import ast
 import sys
+from functools import cache
 from pathlib import Path, PurePath
 from typing import Any
 
@@ -50,16 +51,20 @@ RESULTS: tuple[type, ...] = (
 )
 
 
-def sentence_codes() -> list[str]:
+@cache  # reading the whole source takes seconds
+def sentence_codes() -> tuple[str, ...]:
     """The code of every sentence that the package makes, from its source: the first argument of each `Sentence`."""
     package = Path(stallwise.__file__).parent
+    texts = (path.read_text(encoding="utf-8") for path in package.rglob("*.py"))
     calls = (
         node
-        for path in package.rglob("*.py")
-        for node in ast.walk(ast.parse(path.read_text(encoding="utf-8")))
+        for text in texts
+        if "Sentence(" in text
+        for node in ast.walk(ast.parse(text))
         if isinstance(node, ast.Call) and isinstance(node.func, ast.Name) and node.func.id == "Sentence"
     )
-    return sorted({RECORDED, *(str(call.args[0].value) for call in calls if isinstance(call.args[0], ast.Constant))})
+    codes = {RECORDED, *(str(call.args[0].value) for call in calls if isinstance(call.args[0], ast.Constant))}
+    return tuple(sorted(codes))
 
 
 def _sentence() -> dict[str, Any]:
@@ -67,7 +72,7 @@ def _sentence() -> dict[str, Any]:
     return {
         "title": "Sentence",
         "type": "object",
-        "properties": {"code": {"type": "string", "enum": sentence_codes()}, "text": {"type": "string"}},
+        "properties": {"code": {"type": "string", "enum": [*sentence_codes()]}, "text": {"type": "string"}},
         "required": ["code", "text"],
         "additionalProperties": {"type": ["string", "number", "boolean", "null"]},
     }
