@@ -205,6 +205,13 @@ def show_percent_bounds(low: float, high: float) -> str:
     return f"{show_percent(low).removesuffix(' %')} to {show_percent(high)}"
 
 
+def show_probability(probability: float) -> str:
+    """A probability, which is never certain: over 99 %, 65 %, under 1 %."""
+    if 0.01 <= probability <= 0.99:
+        return show_percent(probability)
+    return "over 99 %" if probability > 0.5 else "under 1 %"
+
+
 def show_factor(value: float) -> str:
     """How many times: 1.8 ×, 1,520 ×."""
     return f"{show_number(value)} ×"

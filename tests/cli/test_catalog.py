@@ -14,6 +14,7 @@ import pytest
 
 from tests.conftest import Cli
 from tests.hardware.test_skypilot import AWS, GCP
+from tests.sentences import coded
 
 KEYS_OF_AN_OFFER = {
     *("cloud", "instance", "gpu", "gpu_count", "gpu_memory_bytes", "vcpus", "memory_bytes", "region", "zone"),
@@ -22,7 +23,7 @@ KEYS_OF_AN_OFFER = {
 
 
 def asked(cli: Cli, *arguments: str, code: int = 0) -> dict[str, Any]:
-    document: dict[str, Any] = json.loads(cli("catalog", *arguments, "--json", code=code).stdout)
+    document: dict[str, Any] = coded(cli("catalog", *arguments, "--json", code=code).stdout)
     return document
 
 

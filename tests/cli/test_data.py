@@ -12,6 +12,7 @@ from stallwise.report.views.profile import document
 from tests.conftest import Cli
 from tests.data.made_loads import BATCH, SAMPLE_BYTES, STEP_S, STEPS, WAIT_S, make_bucket_run
 from tests.run.made import make_run
+from tests.sentences import coded
 
 RANKS = 2
 SAMPLES = RANKS * STEPS * BATCH
@@ -26,7 +27,7 @@ def run(tmp_path_factory: pytest.TempPathFactory) -> Path:
 def _json(ask: Cli, *arguments: object) -> Any:
     done = ask("data", *map(str, arguments), "--json")
     assert done.stderr == ""
-    return json.loads(done.stdout)
+    return coded(done.stdout)
 
 
 def _no(ask: Cli, *arguments: object) -> str:

@@ -10,6 +10,7 @@ from stallwise.analysis.layouts import LayoutRequest, all_layouts, best_layouts,
 from stallwise.hardware import load_catalog
 from stallwise.workload.transformer import from_config
 from tests.conftest import ROOT, Cli
+from tests.sentences import coded
 
 MODEL = str(ROOT / "examples/models/llama-70b.json")
 RUN = str(ROOT / "examples/runs/images")
@@ -19,7 +20,7 @@ ASKED = ("whatif", MODEL, "--gpu", "H100", "--gpus", "64", "--global-batch", "25
 def test_a_layout_is_answered_in_words_and_as_json(ask: Cli) -> None:
     layout = ("--tp", "8", "--pp", "2", "--zero", "1", "--micro-batch", "1")
     assert "fits with" in ask(*ASKED, *layout).stdout
-    document = json.loads(ask(*ASKED, *layout, "--json").stdout)
+    document = coded(ask(*ASKED, *layout, "--json").stdout)
     assert document["schema"]["name"] == "stallwise/layout"
     predicted = document["predicted"]
     assert predicted["low_s"] < predicted["step_s"] < predicted["high_s"]
@@ -30,7 +31,7 @@ def test_a_layout_is_answered_in_words_and_as_json(ask: Cli) -> None:
 
 
 def test_the_best_layout_is_the_fastest_of_all_that_fit(ask: Cli) -> None:
-    document = json.loads(ask(*ASKED, "--best-layout", "--json").stdout)
+    document = coded(ask(*ASKED, "--best-layout", "--json").stdout)
     steps = [one["step_s"] for one in document["layouts"]]
     assert steps == sorted(steps)
     assert document["predicted"]["step_s"] == steps[0]
@@ -60,12 +61,12 @@ def test_the_best_layout_is_the_fastest_of_all_that_fit(ask: Cli) -> None:
 
 
 def test_what_is_given_stays_in_the_search(ask: Cli) -> None:
-    document = json.loads(ask(*ASKED, "--best-layout", "--tp", "8", "--zero", "1", "--json").stdout)
+    document = coded(ask(*ASKED, "--best-layout", "--tp", "8", "--zero", "1", "--json").stdout)
     assert {(one["layout"]["tensor"], one["layout"]["zero"]) for one in document["layouts"]} == {(8, 1)}
 
 
 def test_sharded_parameters_beside_tensor_groups_are_searched_when_asked_for(ask: Cli) -> None:
-    document = json.loads(ask(*ASKED, "--best-layout", "--tp", "8", "--zero", "3", "--json").stdout)
+    document = coded(ask(*ASKED, "--best-layout", "--tp", "8", "--zero", "3", "--json").stdout)
     assert {(one["layout"]["tensor"], one["layout"]["zero"]) for one in document["layouts"]} == {(8, 3)}
 
 
@@ -105,7 +106,7 @@ def test_published_tables_are_answered_row_by_row(ask: Cli, tmp_path: Path) -> N
     ]
     with (tmp_path / "table.csv").open("w", newline="") as file:
         csv.writer(file).writerows(rows)
-    document = json.loads(ask("predict", "--table", "table.csv", "--json").stdout)
+    document = coded(ask("predict", "--table", "table.csv", "--json").stdout)
     first, second, third, fourth = document["rows"]
     assert first["low"] < first["predicted"] < first["high"]
     assert first["fits"] is True

@@ -26,6 +26,7 @@ from stallwise.report.views.study import page
 from tests.conftest import Cli, lacks
 from tests.figures import Figures
 from tests.report.page_reader import PageReader
+from tests.sentences import coded
 
 
 def test_this_machine(cli: Cli, tmp_path: Path) -> None:
@@ -35,6 +36,7 @@ def test_this_machine(cli: Cli, tmp_path: Path) -> None:
         "--disk", str(tmp_path),
     )  # fmt: skip
     record = read_machine(out)
+    coded(out.read_text())
     assert record.decode is not None
     assert record.decode.per_core_samples_per_s > 0
     assert {one.kind for one in record.storage} >= {"page cache"}
@@ -42,10 +44,10 @@ def test_this_machine(cli: Cli, tmp_path: Path) -> None:
     assert record.networks[0].parameters == 11_689_512
     if not record.hosts[0].gpus:
         assert record.unknown["copies"] == "there is no GPU"
-        assert record.unknown["links"] == "there is no GPU"
+        assert record.unknown["links"].code == "gpu.none"
         assert "unknown" in done.stdout
     assert not list(tmp_path.glob(".stallwise-*"))
-    side = json.loads(cli("characterize", "--compare", str(out), "--price", "here=2.5", "--json").stdout)
+    side = coded(cli("characterize", "--compare", str(out), "--price", "here=2.5", "--json").stdout)
     row = side["rows"][0]
     assert row["usd"] == pytest.approx(2.5 * row["epoch_s"] / 3600)
 
@@ -116,7 +118,7 @@ def test_a_study_that_is_stopped_leaves_nothing_and_goes_on(cli: Cli, tmp_path: 
 def test_costs_are_those_of_the_link(cli: Cli, figures: Figures) -> None:
     if os.geteuid() != 0 or not shutil.which("tc"):
         lacks("root and iproute2 (ip, tc) to make network namespaces")
-    found = json.loads(cli("study", "-o", "s", "--rates", "as-is,2gbit", *SMALL, "--json").stdout)
+    found = coded(cli("study", "-o", "s", "--rates", "as-is,2gbit", *SMALL, "--json").stdout)
     as_is, shaped = found["links"]
     stalls = {row["network"]: row["stall_s"] for row in as_is["networks"]}
     # 133 M parameters against 5 M.
@@ -199,7 +201,7 @@ def test_an_unfinished_study_shows_what_is_there(ask: Cli, tmp_path: Path) -> No
         assert f"{seen} measurements" in shown
         assert "1gbit, 2 processes" in shown
         assert ("what a tensor, a layer" in shown) == (count > 3)
-        found = json.loads(ask("study", "-o", "s", "--show", "--json").stdout)["links"]
+        found = coded(ask("study", "-o", "s", "--show", "--json").stdout)["links"]
         assert (found[0]["coefficients"] is None, found[1]["coefficients"]) == (count < 4, None)
         assert f"{seen} measurements" in (tmp_path / "page.html").read_text()
     (tmp_path / "s" / SAMPLES_NAME).write_bytes(b'{"rate": 1}\n')

@@ -1,6 +1,5 @@
 """`stallwise overcommit`, and `simulate --deflate-to`: what is printed, and what is said of impossible wishes."""
 
-import json
 from pathlib import Path
 
 import pytest
@@ -8,6 +7,7 @@ from typer.testing import CliRunner
 
 from stallwise.cli.main import app
 from stallwise.errors import InputError
+from tests.sentences import coded
 
 
 @pytest.fixture(scope="module")
@@ -27,7 +27,7 @@ def asked(*words: str | Path) -> str:
 def test_json_page_and_table(trace: Path, tmp_path: Path) -> None:
     page = tmp_path / "page.html"
     host = ("--host", "cpu=16,memory=64GiB", "--overcommit", "0%,50%", "--rules", "proportional,preempt")
-    said = json.loads(asked(trace, *host, "--html", page, "--json"))
+    said = coded(asked(trace, *host, "--html", page, "--json"))
     assert said["machines"] == 60
     assert said["low_priority"] == 30
     assert [(row["rule"], row["hosts"]) for row in said["rows"]][:2] == [
@@ -81,7 +81,7 @@ def test_deflated_policies_stand_beside_their_own(tmp_path: Path) -> None:
     jobs.write_text("job_id,submit_s,gpus,duration_s\na,0,8,1000\nb,100,4,100\n")
     words = ["simulate", str(jobs), "--cluster", "gpus=8", "--policy", "fifo,srtf", "--deflate-to", "50%", "--json"]
     done = CliRunner().invoke(app, words, catch_exceptions=False)
-    rows = {row["policy"]: row for row in json.loads(done.stdout)["rows"]}
+    rows = {row["policy"]: row for row in coded(done.stdout)["rows"]}
     assert list(rows) == ["fifo", "srtf", "srtf:deflate=0.5"]
     assert rows["srtf:deflate=0.5"]["makespan_s"] == pytest.approx(1050)
     assert (rows["srtf"]["preemptions"], rows["srtf"]["deflations"]) == (1, 0)

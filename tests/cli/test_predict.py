@@ -11,6 +11,7 @@ import pytest
 from tests.conftest import Cli
 from tests.figures import Figures
 from tests.report.made_runs import make_full_run
+from tests.sentences import coded
 
 TABLES = {
     "lambda": "config,gpu,n_gpus,nvlink_bridge,era,precision,model,batch_per_gpu,throughput,unit,as_of\n"
@@ -313,7 +314,7 @@ def run(tmp_path_factory: pytest.TempPathFactory) -> str:
 
 
 def _answer(ask: Cli, *arguments: str) -> Any:
-    return json.loads(ask("predict", *arguments, "--json").stdout)
+    return coded(ask("predict", *arguments, "--json").stdout)
 
 
 def test_a_run_on_another_gpu(ask: Cli, run: str) -> None:
@@ -371,7 +372,7 @@ def test_questions_about_a_run_that_cannot_be_answered(
 
 def test_the_real_program_answers(cli: Cli, tmp_path: Path) -> None:
     done = cli("predict", "--table", _written(tmp_path, TABLES["llm"]), "--json")
-    assert [row["gpu"] for row in json.loads(done.stdout)["rows"]] == ["H100", "A100-40GB-SXM"]
+    assert [row["gpu"] for row in coded(done.stdout)["rows"]] == ["H100", "A100-40GB-SXM"]
     assert (
         "Row 1" in cli("predict", "--table", _written(tmp_path, "gpu,placement,model\nX9,packed,LM\n"), code=2).stderr
     )

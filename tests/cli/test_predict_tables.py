@@ -82,6 +82,7 @@ def _answers(ask: Cli, path: str) -> list[tuple[float, float, float]]:
 def _reason(ask: Cli, path: str, row: int) -> str:
     rows = json.loads(ask("predict", "--table", path, "--json").stdout)["rows"]
     assert [i for i, answer in enumerate(rows, start=1) if answer["predicted"] is None] == [row]
+    assert rows[row - 1]["reason"]["code"] == "row.unanswered"
     reason: str = rows[row - 1]["reason"]["text"]
     return reason
 

@@ -15,6 +15,7 @@ from stallwise.record.rank.environment import begin_record
 from stallwise.run.manifest import MANIFEST_NAME, read_manifest
 from tests.conftest import Cli, texts
 from tests.report.made_runs import make_full_run
+from tests.sentences import coded
 
 WORK = ("--epochs", "90", "--epoch-samples", "1281167")
 
@@ -38,7 +39,7 @@ def bare(tmp_path_factory: pytest.TempPathFactory) -> str:
 
 
 def _json(ask: Cli, *arguments: str, code: int = 0) -> Any:
-    return json.loads(ask("recommend", *arguments, "--json", code=code).stdout)
+    return coded(ask("recommend", *arguments, "--json", code=code).stdout)
 
 
 def _no(ask: Cli, *arguments: str) -> str:

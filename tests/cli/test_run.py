@@ -9,6 +9,7 @@ import pytest
 from stallwise.run import RankWriter, join
 from tests.conftest import Cli
 from tests.run.made import begin, make_run, step, write_rank
+from tests.sentences import coded
 
 STEADY = [0.100, 0.101, 0.099, 0.100, 0.102, 0.1005, 0.0998, 0.100]
 SLOWER = [time_s * 1.12 for time_s in STEADY]
@@ -17,7 +18,7 @@ SLOWER = [time_s * 1.12 for time_s in STEADY]
 def _json(cli: Cli, *arguments: str, code: int = 0) -> Any:
     done = cli(*arguments, "--json", code=code)
     assert done.stderr == ""
-    return json.loads(done.stdout)
+    return coded(done.stdout)
 
 
 def test_show_draws_the_run(cli: Cli, tmp_path: Path) -> None:

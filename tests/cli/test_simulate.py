@@ -1,7 +1,6 @@
 """`stallwise simulate` on traces written here and on published ones, and one answer for every way it cannot run."""
 
 import csv
-import json
 import re
 from pathlib import Path
 from typing import Any
@@ -18,6 +17,7 @@ from stallwise.errors import InputError, UnknownNameError
 from tests.cluster.speed.test_profiles import layer_file
 from tests.conftest import Cli, texts
 from tests.report.page_reader import PageReader
+from tests.sentences import coded
 
 CLUSTER = ("--cluster", "racks=1,machines=2,gpus=4")
 
@@ -39,7 +39,7 @@ def trace(tmp_path: Path) -> Path:
 
 
 def _json(ask: Cli, *arguments: str | Path) -> Any:
-    return json.loads(ask("simulate", *map(str, arguments), "--json").stdout)
+    return coded(ask("simulate", *map(str, arguments), "--json").stdout)
 
 
 def _no(ask: Cli, *arguments: str | Path) -> str:

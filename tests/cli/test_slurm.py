@@ -1,6 +1,5 @@
 """`schedule`, `submit` and `queue` where there is no Slurm to talk to: what they say, and how the queue is drawn."""
 
-import json
 import re
 import subprocess
 import sys
@@ -10,8 +9,10 @@ from pathlib import Path
 import msgspec
 import pytest
 
+from stallwise.sentences import Sentence, sentence_document
 from stallwise.slurm.snapshot import QueuedJob, QueueSnapshot
 from tests.conftest import Cli
+from tests.sentences import coded
 
 
 @pytest.mark.parametrize(
@@ -68,12 +69,16 @@ def test_submit_shows_the_command_it_would_run(ask: Cli) -> None:
     )
 
 
+PATIENT = Sentence("job.holds-out", "holds out for one rack; 16 are free only across racks")
+LARGE = Sentence("job.too-few-free", "needs 24 GPUs")
+
+
 def snapshot(age_s: float = 0.0) -> QueueSnapshot:
     now = time.time() - age_s
     jobs = (
         QueuedJob(job="3", user="ann", name="bert\x1b[31m\nx", gpus=16, phase="waiting", since_s=now - 90,
-                  why="holds out for one rack; 16 are free only across racks", until_s=now + 7325),
-        QueuedJob(job="4", user="bob", name="w" * 60, gpus=24, phase="waiting", since_s=now - 30, why="needs 24 GPUs"),
+                  why=PATIENT, until_s=now + 7325),
+        QueuedJob(job="4", user="bob", name="w" * 60, gpus=24, phase="waiting", since_s=now - 30, why=LARGE),
         QueuedJob(job="5_1", user="ann", name="s", gpus=8, phase="running", since_s=now - 5,
                   nodes={"n2": 4, "n3": 4}, stops=2),
     )  # fmt: skip
@@ -84,7 +89,7 @@ def snapshot(age_s: float = 0.0) -> QueueSnapshot:
 
 
 def test_the_queue_tells_why_and_until_when(ask: Cli, tmp_path: Path) -> None:
-    (tmp_path / "queue.json").write_bytes(msgspec.json.encode(snapshot()))
+    (tmp_path / "queue.json").write_bytes(msgspec.json.encode(snapshot(), enc_hook=sentence_document))
     shown = ask("queue", "--state", str(tmp_path)).stdout
     assert "gpu: 22 of 32 GPUs free, 2 not ours · patient" in shown
     assert "holds out for one rack" in shown
@@ -93,12 +98,12 @@ def test_the_queue_tells_why_and_until_when(ask: Cli, tmp_path: Path) -> None:
     assert "n2:4 n3:4" in shown
     assert "2×" in shown
     only = ask("queue", "--state", str(tmp_path), "--user", "bob", "--json").stdout
-    assert [job["job"] for job in json.loads(only)["jobs"]] == ["4"]
+    assert [job["job"] for job in coded(only)["jobs"]] == ["4"]
 
 
 def test_a_silent_controller_is_told_of(ask: Cli, tmp_path: Path) -> None:
     assert "No controller has written" in ask("queue", "--state", str(tmp_path), code=2).stderr
-    (tmp_path / "queue.json").write_bytes(msgspec.json.encode(snapshot(age_s=300)))
+    (tmp_path / "queue.json").write_bytes(msgspec.json.encode(snapshot(age_s=300), enc_hook=sentence_document))
     assert re.search(r"was last heard of 3\d\d", ask("queue", "--state", str(tmp_path)).stderr)
     (tmp_path / "queue.json").write_text("{")
     assert "cannot be read" in ask("queue", "--state", str(tmp_path), code=2).stderr

@@ -11,6 +11,7 @@ from tests.conftest import Cli, texts
 from tests.report.made_runs import make_full_run
 from tests.report.page_reader import PageReader
 from tests.run.made import make_run
+from tests.sentences import coded
 
 RATES = ("--price", "3", "--spot-price", "1")
 TIMES = ("--checkpoint-time", "30s", "--provision", "90s", "--restart", "60s")
@@ -53,7 +54,7 @@ def series(tmp_path: Path) -> Path:
 def _json(cli: Cli, *arguments: str | Path, code: int = 0) -> Any:
     done = cli("spot", *map(str, arguments), "--json", code=code)
     assert done.stderr == ""
-    return json.loads(done.stdout)
+    return coded(done.stdout)
 
 
 def _no(cli: Cli, *arguments: str | Path) -> str:

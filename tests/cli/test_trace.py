@@ -15,6 +15,7 @@ from tests.conftest import Cli
 from tests.report import trace_format
 from tests.report.made_runs import make_full_run
 from tests.run.traces.made_traces import document, write_trace
+from tests.sentences import coded
 
 
 def test_export_names_the_file_and_what_opens_it(cli: Cli, tmp_path: Path) -> None:
@@ -59,7 +60,7 @@ def traces(tmp_path: Path) -> Path:
 
 
 def shown(ask: Cli, *arguments: str) -> dict[str, Any]:
-    return dict(json.loads(ask("trace", "show", *arguments, "--json").stdout))
+    return dict(coded(ask("trace", "show", *arguments, "--json").stdout))
 
 
 def test_import_says_what_it_found_and_what_to_do_next(cli: Cli, traces: Path) -> None:

@@ -1,7 +1,6 @@
 """`stallwise tune` on real jobs: a loader that waits, a job that computes, one that fails, one that is stopped."""
 
 import contextlib
-import json
 import os
 import signal
 import subprocess
@@ -14,6 +13,7 @@ import pytest
 from tests.conftest import Cli, texts
 from tests.figures import Figures
 from tests.record.jobs import wait_for_line
+from tests.sentences import coded
 from tests.waiting import until
 
 JOB = """
@@ -114,7 +114,7 @@ def left_behind(folder: Path) -> list[str]:
 @pytest.mark.truth
 def test_a_loader_that_waits_gets_workers_that_help(cli: Cli, tmp_path: Path, figures: Figures) -> None:
     script = job(tmp_path, compute=SPIN)  # 100 ms a step, of which 20 compute
-    found = json.loads(cli("tune", "--json", "--max-time", "60s", script).stdout)
+    found = coded(cli("tune", "--json", "--max-time", "60s", script).stdout)
     assert found["binds"] == "fetch"
     workers = found["kept"]["num_workers"]
     assert workers >= 2
@@ -140,7 +140,7 @@ def test_a_job_that_computes_is_left_alone(cli: Cli, tmp_path: Path) -> None:
 def test_a_loader_with_an_order_of_its_own_is_launched_anew(cli: Cli, tmp_path: Path, figures: Figures) -> None:
     script = job(tmp_path, compute=SPIN, order="sampler=list(range(4000))")
     done = cli("tune", "--json", "--max-time", "100s", script)
-    found = json.loads(done.stdout)
+    found = coded(done.stdout)
     assert "launch 2 of" in done.stderr
     assert found["kept"]["num_workers"] >= 2
     figures.judge("tune: predicted gain, launched anew", found["predicted_gain"], found["gain"], abs=0.15, unit="")
@@ -167,7 +167,7 @@ def test_a_job_without_a_loader_gets_a_fused_optimizer_tried(cli: Cli, tmp_path:
 
 def test_a_dry_run_only_predicts(cli: Cli, tmp_path: Path) -> None:
     done = cli("tune", "--dry-run", "--json", "--max-time", "20s", job(tmp_path))
-    found = json.loads(done.stdout)
+    found = coded(done.stdout)
     assert found["proposals"]
     assert found["attempts"] == []
     assert found["kept"] == {}
@@ -177,7 +177,7 @@ def test_a_dry_run_only_predicts(cli: Cli, tmp_path: Path) -> None:
 
 def test_a_trial_that_fails_keeps_the_settings_as_they_were(cli: Cli, tmp_path: Path) -> None:
     script = job(tmp_path, fault="assert get_worker_info() is None, 'no workers here'")
-    found = json.loads(cli("tune", "--json", "--max-time", "120s", script).stdout)
+    found = coded(cli("tune", "--json", "--max-time", "120s", script).stdout)
     assert found["kept"] == {}
     assert found["patch"] == []
     assert any("failed: exit code 1" in note and "no workers here" in note for note in texts(found["notes"])), found[

@@ -14,6 +14,7 @@ from tests.conftest import Cli, texts
 from tests.report.made_runs import STEP_S, make_full_run
 from tests.report.page_reader import PageReader
 from tests.run.made import make_run
+from tests.sentences import coded
 
 HEADER = "layer,fwd_compute_ns,input_grad_compute_ns,weight_grad_compute_ns,weight_grad_collective,weight_grad_bytes\n"
 COMPUTE_S = 4 * 0.006
@@ -46,7 +47,7 @@ def run(tmp_path_factory: pytest.TempPathFactory) -> Path:
 def _json(cli: Cli, *arguments: str | Path) -> Any:
     done = cli("whatif", *map(str, arguments), "--json")
     assert done.stderr == ""
-    return json.loads(done.stdout)
+    return coded(done.stdout)
 
 
 def _no(cli: Cli, *arguments: str | Path) -> str:

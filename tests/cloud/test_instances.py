@@ -1,6 +1,5 @@
 """Listed instance types under networks: stalls from what the catalog lists, sentences, rules of thumb."""
 
-import json
 from dataclasses import replace
 from pathlib import Path
 
@@ -12,6 +11,7 @@ from stallwise.errors import InputError, UnknownNameError
 from stallwise.hardware.catalog import Catalog, load_catalog
 from stallwise.report.views.instances import _TRAITS, draw, page, show_traits
 from tests.conftest import ROOT, Cli
+from tests.sentences import coded
 
 P2_P3 = InstanceStudyRequest(networks=("vgg11", "resnet50"), families=("p2", "p3"), retired=True)
 
@@ -88,7 +88,7 @@ def test_a_page_and_a_view_are_drawn(catalog: Catalog) -> None:
 
 def test_the_command_answers_for_networks_and_for_a_run(ask: Cli, tmp_path: Path) -> None:
     p3 = ("--family", "p3", "--include-retired")
-    document = json.loads(ask("instances", "--networks", "resnet50", *p3, "--json").stdout)
+    document = coded(ask("instances", "--networks", "resnet50", *p3, "--json").stdout)
     assert document["schema"]["name"] == "stallwise/instance-study"
     (network,) = document["networks"]
     assert network["rows"][0]["traits"][0] == "cheapest_epoch"

@@ -23,6 +23,7 @@ from stallwise.errors import InputError
 from stallwise.hardware import load_catalog
 from stallwise.workload.transformer import from_config
 from tests.conftest import ROOT, Cli
+from tests.sentences import coded
 
 MODEL = str(ROOT / "examples/models/llama-70b.json")
 JOB = ("recommend", MODEL, "--tokens", "100B", "--global-batch", "1024", "--gpu", "H100,A100", "--max-nodes", "16")
@@ -41,7 +42,7 @@ def _request(**limits: float) -> RecommendRequest:
 
 
 def _json(ask: Cli, *more: str, code: int = 0) -> Any:
-    return json.loads(ask(*JOB, *more, "--json", code=code).stdout)
+    return coded(ask(*JOB, *more, "--json", code=code).stdout)
 
 
 def test_the_layout_searched_on_several_machines_is_the_best_of_each() -> None:

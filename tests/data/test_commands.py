@@ -20,6 +20,7 @@ from tests.conftest import Cli
 from tests.data.testbed.proxy import Proxy
 from tests.data.testbed.seaweed import Seaweed, content, objects
 from tests.figures import Figures
+from tests.sentences import coded
 from tests.waiting import until
 
 COUNT, SIZE = 60, 20_000
@@ -45,7 +46,7 @@ def say(ask: Cli, proxy: Proxy) -> Callable[..., Any]:
     def run(command: str, *arguments: str | Path, code: int = 0) -> Any:
         where = ("--endpoint", proxy.endpoint) if command != "stat" else ()
         done = ask("data", command, *map(str, arguments), *where, "--json", code=code)
-        return json.loads(done.stdout) if done.stdout else done.stderr
+        return coded(done.stdout) if done.stdout else done.stderr
 
     return run
 

@@ -1,6 +1,5 @@
 """Deflating real processes in real control groups (version 1), and everything that can go wrong with it."""
 
-import json
 import os
 import signal
 import subprocess
@@ -35,6 +34,7 @@ from tests.deflate.groups import (
     process,
     until,
 )
+from tests.sentences import coded
 
 HALF = DeflationRequest(cpu=Amount(amount=0.5), look_s=0.2)
 
@@ -385,7 +385,7 @@ def test_without_rights_nothing_is_changed() -> None:
 def test_the_command_says_what_it_did_and_gives_it_back(cli: Cli) -> None:
     with busy_pair() as pid:
         home = home_of(pid)
-        done = json.loads(cli("deflate", str(pid), "--cpu", "0.25cores", "--json").stdout)
+        done = coded(cli("deflate", str(pid), "--cpu", "0.25cores", "--json").stdout)
         assert done["cores"] == 0.25
         assert done["busy_cores"] > 0, "both spin, whoever else does"
         assert done["not_asked"] == "no rank of a stallwise.elastic session is in it"

@@ -1,6 +1,5 @@
 """`stallwise deflate RUN`: a run's response to less, in words and as a document."""
 
-import json
 from pathlib import Path
 from typing import Any
 
@@ -13,6 +12,7 @@ from stallwise.run.table import TableColumn
 from stallwise.run.table_file import read_table_file, write_table
 from tests.conftest import Cli
 from tests.report.made_runs import make_full_run
+from tests.sentences import coded
 
 
 @pytest.fixture(scope="module")
@@ -23,7 +23,7 @@ def run(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 def _json(ask: Cli, *words: str) -> Any:
-    return json.loads(ask("deflate", *words, "--json").stdout)
+    return coded(ask("deflate", *words, "--json").stdout)
 
 
 def test_every_curve_begins_whole_and_falls(ask: Cli, run: Path) -> None:

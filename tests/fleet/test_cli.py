@@ -13,6 +13,7 @@ from tests.conftest import ROOT, Cli
 from tests.fleet import job
 from tests.fleet.killed import running
 from tests.program import run_program
+from tests.sentences import coded
 
 JOB = ROOT / "tests/fleet/job.py"
 
@@ -28,7 +29,7 @@ def test_a_real_job_loses_a_machine_and_is_done(tmp_path: Path, cli: Cli) -> Non
     script = (str(JOB), "--epochs", "3", "--notes", str(notes), "--pause", "0.1")
     done = run_program(("fleet", "run", *words, *trace, "--json", *script), tmp_path, timeout_s=280)
     assert done.returncode == 0, done.stderr
-    receipt = json.loads(done.stdout)
+    receipt = coded(done.stdout)
     assert (receipt["outcome"], receipt["fraction"]) == ("done", 1.0)
     assert receipt["lived"]["machines"] >= 2
     hours = sum(one["lived_s"] for one in receipt["machines"]) / 3600
@@ -41,17 +42,17 @@ def test_a_real_job_loses_a_machine_and_is_done(tmp_path: Path, cli: Cli) -> Non
     shown = cli("fleet", "status", "fleet").stdout
     assert "receipt" in shown
     assert "done" in shown
-    events = json.loads(cli("fleet", "logs", "fleet", "--json").stdout)["rows"]
+    events = coded(cli("fleet", "logs", "fleet", "--json").stdout)["rows"]
     kinds = [event["kind"] for event in events]
     assert (kinds[0], kinds[-1]) == ("began", "closed")
     hosts = [one["name"] for one in receipt["machines"]]
     assert any("done after" in cli("fleet", "logs", "fleet", name).stdout for name in hosts)
     again = cli("fleet", "run", "--machines", "2", "--folder", "fleet", str(JOB), code=2)
     assert "has ended" in again.stderr
-    assert json.loads(cli("fleet", "down", "fleet", "--json", *ledger).stdout)["outcome"] == "done"
-    book = json.loads(cli("ledger", *ledger, "--lifetimes", "lives.csv", "--json").stdout)
+    assert coded(cli("fleet", "down", "fleet", "--json", *ledger).stdout)["outcome"] == "done"
+    book = coded(cli("ledger", *ledger, "--lifetimes", "lives.csv", "--json").stdout)
     assert [one["name"] for one in book["receipts"]] == ["job"]
-    fitted = json.loads(cli("spot", "fit", "lives.csv", "--json").stdout)
+    fitted = coded(cli("spot", "fit", "lives.csv", "--json").stdout)
     assert fitted["machines"] == receipt["lived"]["machines"]
 
 

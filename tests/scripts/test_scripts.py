@@ -1,6 +1,5 @@
 """Small scripts, each the shape of a famous one, under `profile`: a split that names what was injected."""
 
-import json
 import subprocess
 import sys
 from pathlib import Path
@@ -11,6 +10,7 @@ import pytest
 from tests.conftest import needs
 from tests.figures import Figures
 from tests.program import run_program
+from tests.sentences import coded
 
 HERE = Path(__file__).parent
 
@@ -20,7 +20,7 @@ def profiled(folder: Path, script: str, *arguments: str, max_time_s: float = 2) 
     options = ("--json", "--max-time", f"{max_time_s}s", "-o", str(folder / "run"))
     done = run_program(("profile", *options, str(HERE / script), *arguments), folder)
     assert done.returncode == 0, done.stdout + done.stderr
-    document: dict[str, Any] = json.loads(done.stdout)
+    document: dict[str, Any] = coded(done.stdout)
     shares = [share["s"] for share in document["split"].values() if share is not None]
     assert min(shares) >= 0
     assert abs(sum(shares) - document["step_s"]) <= 1e-9 * document["step_s"]

@@ -9,6 +9,7 @@ from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
 from stallwise.slurm.commands import Slurm
 from stallwise.slurm.facts import SlurmJob
@@ -157,6 +158,11 @@ class Site:
         """What the controller last wrote down of each job, for `stallwise queue`."""
         path = self.state / "queue.json"
         return {job["job"]: job for job in json.loads(path.read_text())["jobs"]} if path.exists() else {}
+
+    def why(self, job: str) -> str:
+        """Why the job waits, in words; empty where nothing is written of it."""
+        reason: Any = self.queued().get(job, {}).get("why")
+        return reason["text"] if reason else ""
 
     def saw(self, job: str, phase: str) -> bool:
         """Whether the controller knows."""

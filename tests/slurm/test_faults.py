@@ -7,6 +7,7 @@ import time
 import urllib.request
 
 from tests.docs.test_readme import commands
+from tests.sentences import coded
 from tests.slurm.cluster import free_port
 from tests.slurm.site import Site
 from tests.slurm.test_observation import record
@@ -156,7 +157,7 @@ def test_shapes_that_slurm_knows(site: Site) -> None:
     assert len(site.nodes(named)) == 2
     assert site.nodes(elsewhere)[0] in ("n6", "n7", "n8")
     assert {f"{array}_{task}" for task in (1, 2, 3)} < {line["job"] for line in site.lines("start")}
-    why = {job["job"]: job["why"] for job in json.loads(shown.stdout)["jobs"]}
+    why = {job["job"]: job["why"] and job["why"]["text"] for job in coded(shown.stdout)["jobs"]}
     assert why[later] == "its begin time has not come"
     assert why[behind] == "depends on other jobs"
     assert why[huge] == "requests 33 GPUs; the partition has 32"
@@ -175,7 +176,7 @@ def test_gpus_beside_cpus_or_memory_that_are_in_use_are_no_place(site: Site) -> 
     never = site.gang(16, 0.2, (), "--mem=1500")
     with site.controller(FIFO):
         site.wait(lambda: site.ended(*wants, easy), "all three")
-        site.wait(lambda: "CPUs or memory" in str(site.queued().get(never, {}).get("why")), "the reason of the other")
+        site.wait(lambda: "CPUs or memory" in site.why(never), "the reason of the other")
     assert site.nodes(wants[1]) == ["n8"], "nowhere else is enough memory"
     assert site.nodes(wants[0]) == ["n8"] or len(site.nodes(wants[0])) == 2, "two CPUs fit beside the six of others"
     assert len(site.nodes(easy)) >= 7

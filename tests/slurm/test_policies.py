@@ -20,7 +20,7 @@ def test_a_sensitive_gang_waits_for_its_rack_while_an_insensitive_one_spreads_at
     with site.controller("patient:lease=60,factor=10"):  # it would hold out for ten minutes
         site.wait(lambda: site.ended(insensitive), "the insensitive gang")
         reason = "holds out for one rack; 16 are free only across racks"
-        site.wait(lambda: site.queued().get(sensitive, {}).get("why") == reason, "why the other waits")
+        site.wait(lambda: site.why(sensitive) == reason, "why the other waits")
         assert not site.started(sensitive), "sixteen GPUs are free, in two racks"
         site.run("scancel", in_second_rack)
         site.wait(lambda: site.ended(sensitive), "the sensitive gang")

@@ -13,6 +13,7 @@ from tests.conftest import Cli
 from tests.data.testbed.link import slow_link
 from tests.data.testbed.seaweed import Seaweed, objects, seaweed
 from tests.figures import Figures
+from tests.sentences import coded
 
 pytestmark = [pytest.mark.truth, pytest.mark.soak]
 
@@ -65,7 +66,7 @@ if __name__ == "__main__":
 def tuned(cli: Cli, folder: Path, source: str, *arguments: str) -> dict:
     script = folder / "job.py"
     script.write_text(source)
-    found: dict = json.loads(cli("tune", "--json", "--max-time", "160s", str(script), *arguments).stdout)
+    found: dict = coded(cli("tune", "--json", "--max-time", "160s", str(script), *arguments).stdout)
     print(json.dumps({key: found[key] for key in ("binds", "step_s", "attempts", "kept", "patch", "notes")}, indent=1))
     return found
 

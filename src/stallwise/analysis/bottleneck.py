@@ -178,7 +178,7 @@ def _inconclusive(measured: StepMeasurement, job: JobSituation, chances: dict[st
     sized = [_sized(name, stalls.get(name), step_s) for name in candidates]
     sentence = Sentence(
         "inconclusive.overlap",
-        f"Their intervals overlap, so the profile cannot tell what limits the step: {', or '.join(sized)}.",
+        f"The profile cannot tell what limits the step, because these intervals overlap: {', or '.join(sized)}.",
     )
     if len(sized) == 1:
         sentence = Sentence("inconclusive.noise", f"One stall is not told from noise: {sized[0]}.")

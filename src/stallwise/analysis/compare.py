@@ -185,13 +185,16 @@ def compare(before: Run, after: Run, *, fail_if_slower: float | None = None) -> 
     pairs = [(phase, others[phase.name]) for phase in first.phases if phase.name in others]
     phases = tuple(comparison for pair in pairs for comparison in _compared_phase(*pair))
     common = {comparison.phase for comparison in phases}
+    alone_before, alone_after = (
+        tuple(p.name for p in one.phases if p.step_s is not None and p.name not in common) for one in (first, second)
+    )
     return Comparison(
         before=first,
         after=second,
         changes=changes(first, second),
         phases=phases,
-        only_before=tuple(p.name for p in first.phases if p.name not in common),
-        only_after=tuple(p.name for p in second.phases if p.name not in common),
+        only_before=alone_before,
+        only_after=alone_after,
         slowdown=None if fail_if_slower is None else judge_slowdown(phases, fail_if_slower),
     )
 

@@ -28,6 +28,7 @@ from stallwise.model.exchange.overlap import Overlap
 from stallwise.model.step.job import OwnLinks
 from stallwise.model.step.prediction import Columns
 from stallwise.model.step.setups import Copy, Numbers, Setups, blocked_times, check_loader, step_times
+from stallwise.sentences import Sentence
 
 MAX_NODES = 64
 MEMORY_FOR_FILES = 0.7
@@ -110,7 +111,7 @@ def nodes_of(
     instances: Iterable[Instance],
     machines: Mapping[str, MachineRecord] | None = None,
     own_machine: MachineRecord | None = None,
-) -> tuple[tuple[Node, ...], dict[tuple[str, str], int], dict[str, str]]:
+) -> tuple[tuple[Node, ...], dict[tuple[str, str], int], dict[str, Sentence]]:
     """Kinds of machines; which of them each (cloud, instance type) is; what could not be judged, with why, by GPU.
 
     Speed depends on an instance type, not on where it stands or what it costs there; so types that are alike in all
@@ -121,7 +122,7 @@ def nodes_of(
     kinds: dict[tuple[object, ...], Node] = {}
     number: dict[tuple[object, ...], int] = {}
     of_type: dict[tuple[str, str], int] = {}
-    unjudged: dict[str, str] = {}
+    unjudged: dict[str, Sentence] = {}
     for instance in instances:
         if instance.gpu.name in unjudged:
             continue
@@ -137,7 +138,7 @@ def nodes_of(
             try:
                 kinds[key] = node_of(model, target, OwnLinks(), instance.gpu_count)
             except InputError as error:
-                unjudged[instance.gpu.name] = str(error)
+                unjudged[instance.gpu.name] = Sentence("gpu.unanswered", str(error))
                 continue
             number[key] = len(number)
         of_type[instance.cloud, instance.name] = number[key]

@@ -68,6 +68,11 @@ class Setup:
     dataset_bytes: float | None
     storage_bytes_per_s: float | None
 
+    @property
+    def unit(self) -> str:
+        """What a rank computes on, in words: a GPU, or where there is none the process itself."""
+        return "process" if self.device == "CPU" else "GPU"
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class MemoryFit:
@@ -401,7 +406,8 @@ def _differences(model: JobModel, target: Target, setup: Setup, kind: Node, own:
     job = model.job
     rows: list[tuple[str, str | None, str]] = []
     if setup.gpus is not None:
-        rows.append(("GPUs", _fleet(job.gpus, job.gpus_per_node), _fleet(setup.gpus, kind.fabric.gpus_per_node) or ""))
+        units = "processes" if setup.unit == "process" else "GPUs"
+        rows.append((units, _fleet(job.gpus, job.gpus_per_node), _fleet(setup.gpus, kind.fabric.gpus_per_node) or ""))
         rows += _link_differences(kind.fabric, setup.gpus, own)
     if kind.gpu is not None:
         rows.append(("device", "CPU" if model.source is None else model.source.name, kind.gpu.name))
@@ -411,7 +417,8 @@ def _differences(model: JobModel, target: Target, setup: Setup, kind: Node, own:
         if factor not in (None, 1.0):
             rows.append((name, "as measured", show_factor(factor)))
     if setup.samples_per_gpu is not None and job.samples is not None:
-        rows.append(("batch", f"{show_count(job.samples)} per GPU", f"{show_count(setup.samples_per_gpu)} per GPU"))
+        before, after = (f"{show_count(one)} per {setup.unit}" for one in (job.samples, setup.samples_per_gpu))
+        rows.append(("batch", before, after))
     elif target.batch is not None:
         rows.append(("batch", "as measured", show_factor(target.batch)))
     if setup.workers is not None:
@@ -497,13 +504,13 @@ def _assumptions(model: JobModel, kind: Node, target: Target, setup: Setup, own:
         notes.append(
             Sentence(
                 "interval.raised",
-                "The upper end is raised by 7 %, as far as real steps on other numbers of GPUs have exceeded "
+                "The upper end is raised by 7 %, as far as real steps on other numbers of ranks have exceeded "
                 "predictions.",
             )
         )
     if gpus != 1:
         notes.append(
-            Sentence("compute.equal-gpus", "Every GPU computes at the same speed; none is slower than the others.")
+            Sentence("compute.equal-gpus", "Every rank computes at the same speed; none is slower than the others.")
         )
     notes += _data_notes(model, kind, target, setup)
     if target.overlap is not None:

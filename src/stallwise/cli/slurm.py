@@ -227,7 +227,7 @@ def queue(
         warn(f"the controller of partition {snapshot.partition} was last heard of {silent_s:.0f} s ago.")
     from stallwise.report.views.slurm import draw_queue
 
-    answer(lambda: msgspec.to_builtins(snapshot), lambda: draw_queue(snapshot, time.time()), as_json=as_json)
+    answer(lambda: snapshot, lambda: draw_queue(snapshot, time.time()), as_json=as_json)
 
 
 if TYPE_CHECKING:

@@ -28,6 +28,7 @@ from stallwise.units import (
     show_memory,
     show_number,
     show_percent,
+    show_probability,
     show_rate,
     show_seconds,
     show_usd,
@@ -437,11 +438,11 @@ def _missed(option: FleetOption, request: RecommendRequest) -> str:
     if request.deadline_s is not None and (option.in_time or 0.0) < request.confidence:
         late_s = option.job_s - request.deadline_s
         after = f"is {show_seconds(late_s)} late" if late_s > 0 else "is in time on average only"
-        return f"{after} (chance {show_percent(option.in_time or 0.0)})"
+        return f"{after} (chance {show_probability(option.in_time or 0.0)})"
     if request.budget_usd is not None and (option.in_budget or 0.0) < request.confidence:
         over = option.usd - request.budget_usd
         above = f"is {show_usd(over)} over budget" if over > 0 else "keeps the budget on average only"
-        return f"{above} (chance {show_percent(option.in_budget or 0.0)})"
+        return f"{above} (chance {show_probability(option.in_budget or 0.0)})"
     return ""
 
 

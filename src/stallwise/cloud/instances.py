@@ -32,6 +32,7 @@ from stallwise.model.data.datapath import LoaderWork
 from stallwise.model.exchange.overlap import Overlap
 from stallwise.model.step.epoch import cost_usd
 from stallwise.model.step.job import MeasuredJob
+from stallwise.sentences import Sentence
 from stallwise.workload.layers import Layer, LayerTrace
 from stallwise.workload.zoo import ImageNetwork, image_networks
 
@@ -155,12 +156,12 @@ class NetworkStudy:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class InstanceStudy:
-    """The whole study; `unanswered` says why an instance type has no row, by its name."""
+    """The whole study; `unanswered` says by the name of a GPU or an instance type why it has no row."""
 
     samples: float
     dataset_bytes: float | None
     networks: tuple[NetworkStudy, ...]
-    unanswered: dict[str, str] = field(default_factory=dict)
+    unanswered: dict[str, Sentence] = field(default_factory=dict)
 
 
 def study_instances(catalog: Catalog, request: InstanceStudyRequest, jobs: Sequence[JobModel] = ()) -> InstanceStudy:
@@ -171,7 +172,7 @@ def study_instances(catalog: Catalog, request: InstanceStudyRequest, jobs: Seque
             "No instance type with an on-demand price matches. Give fewer conditions, or include retired types.",
             fields=("family", "gpu", "cloud", "region"),
         )
-    unanswered: dict[str, str] = {}
+    unanswered: dict[str, Sentence] = {}
     named = {job.job.name: [(offer, job) for offer in offers] for job in jobs} or {
         name: list(_subjects(image_networks()[name], offers, catalog, request, unanswered)) for name in request.networks
     }
@@ -210,7 +211,7 @@ def _subjects(
     offers: Sequence[Offer],
     catalog: Catalog,
     request: InstanceStudyRequest,
-    unanswered: dict[str, str],
+    unanswered: dict[str, Sentence],
 ) -> Iterator[tuple[Offer, JobModel]]:
     """The network as a job on the GPU of each type."""
     models: dict[str, JobModel | None] = {}
@@ -221,7 +222,7 @@ def _subjects(
                 models[gpu.name] = job_of_network(network, gpu, catalog, request)
             except InputError as error:
                 models[gpu.name] = None
-                unanswered[gpu.name] = str(error)
+                unanswered[gpu.name] = Sentence("gpu.unanswered", str(error))
         model = models[gpu.name]
         if model is not None:
             yield offer, model
@@ -266,7 +267,7 @@ def _study_of(
     subjects: Sequence[tuple[Offer, JobModel]],
     samples: float,
     settings: FleetSettings,
-    unanswered: dict[str, str],
+    unanswered: dict[str, Sentence],
 ) -> NetworkStudy:
     rows, instances = [], {}
     for offer, model in subjects:
@@ -278,7 +279,9 @@ def _study_of(
             rows.append(row)
             instances[row.key] = instance
         elif kinds:
-            unanswered[instance.name] = "The link between its GPUs is not listed, or the job does not fit."
+            unanswered[instance.name] = Sentence(
+                "instance.unanswered", "The link between its GPUs is not listed, or the job does not fit."
+            )
     rows.sort(key=lambda row: (row.usd, row.epoch_s, row.key))
     with_traits = tuple(replace(row, traits=_traits(row, rows, instances[row.key])) for row in rows)
     return NetworkStudy(network=name, rows=with_traits, naive=_naive(with_traits, instances))

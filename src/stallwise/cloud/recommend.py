@@ -173,7 +173,7 @@ def _search_counts(
     fleets: Fleets,
     steps: FleetSteps,
     of_type: dict[tuple[str, str], int],
-    unjudged: dict[str, str],
+    unjudged: Mapping[str, str],
 ) -> SearchCounts:
     alone = sum(1 for kind in of_type.values() if not fleets.kinds[kind].networked)
     return SearchCounts(

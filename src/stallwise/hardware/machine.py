@@ -134,7 +134,7 @@ class DeviceRecord(msgspec.Struct, frozen=True, kw_only=True):
     copies: tuple[CopyRecord, ...] = ()
     ring: RingRecord | None = None
     networks: tuple[NetworkRecord, ...] = ()
-    unknown: dict[str, str] = {}
+    unknown: dict[str, Sentence] = {}
 
 
 class MachineRecord(msgspec.Struct, frozen=True, kw_only=True):
@@ -154,7 +154,7 @@ class MachineRecord(msgspec.Struct, frozen=True, kw_only=True):
     storage: tuple[StorageRecord, ...] = ()
     decode: DecodeRecord | None = None
     networks: tuple[NetworkRecord, ...] = ()
-    unknown: dict[str, str] = {}
+    unknown: dict[str, Sentence] = {}
     """What could not be measured, with why."""
     notes: tuple[Sentence, ...] = ()
 

@@ -38,6 +38,7 @@ from stallwise.hardware.machine import (
 from stallwise.machine.links import LinkProbe, run_probe
 from stallwise.record.node import cpu, gpus, memory_bytes
 from stallwise.run.atomic import make_folder, write_atomically
+from stallwise.sentences import Sentence, read_sentence
 from stallwise.units import MB, MIB
 
 _BLOCK = 4 * MIB
@@ -53,7 +54,7 @@ class DiskMeasurement:
     """Measured storage, and the reason for each part that could not be measured."""
 
     records: tuple[StorageRecord, ...]
-    unknown: dict[str, str]
+    unknown: dict[str, Sentence]
 
 
 def measure_disk(folder: Path, size_bytes: int = _FILE_BYTES) -> DiskMeasurement:
@@ -63,14 +64,19 @@ def measure_disk(folder: Path, size_bytes: int = _FILE_BYTES) -> DiskMeasurement
     size = min(size_bytes, probe.disk_free_bytes(folder) // 2) // _BLOCK * _BLOCK
     if size < 16 * _BLOCK:
         return DiskMeasurement(
-            records=(), unknown={"disk": f"{folder} has no room for a file of {16 * _BLOCK // MIB} MiB"}
+            records=(),
+            unknown={
+                "disk": Sentence(
+                    "disk.no-room", f"{folder} has no room for a file of {16 * _BLOCK // MIB} MiB", bytes=16 * _BLOCK
+                )
+            },
         )
     try:
         with NamedTemporaryFile(dir=folder, prefix=".stallwise-") as file:
             _fill(file.fileno(), size)
             records, unknown = _read_both(file.fileno(), size, can_drop=probe.drops_page_cache())
     except OSError as error:
-        return DiskMeasurement(records=(), unknown={"disk": f"{folder}: {error.strerror}"})
+        return DiskMeasurement(records=(), unknown={"disk": _failed(f"{folder}: {error.strerror}")})
     return DiskMeasurement(records=tuple(records), unknown=unknown)
 
 
@@ -82,9 +88,9 @@ def _fill(descriptor: int, size: int) -> None:
     os.fsync(descriptor)
 
 
-def _read_both(descriptor: int, size: int, *, can_drop: bool) -> tuple[list[StorageRecord], dict[str, str]]:
+def _read_both(descriptor: int, size: int, *, can_drop: bool) -> tuple[list[StorageRecord], dict[str, Sentence]]:
     records: list[StorageRecord] = []
-    unknown: dict[str, str] = {}
+    unknown: dict[str, Sentence] = {}
     if can_drop:
         os.posix_fadvise(descriptor, 0, size, os.POSIX_FADV_DONTNEED)
         cold = _read(descriptor, size)
@@ -92,7 +98,7 @@ def _read_both(descriptor: int, size: int, *, can_drop: bool) -> tuple[list[Stor
             StorageRecord(kind="disk", bytes_per_s=cold, readers=_READERS, note=f"{size // MB} MB, page cache dropped")
         )
     else:
-        unknown["disk"] = "the page cache of a file cannot be dropped here"
+        unknown["disk"] = Sentence("disk.page-cache", "the page cache of a file cannot be dropped here")
     warm = max(_read(descriptor, size) for _ in range(2))
     records.append(StorageRecord(kind="page cache", bytes_per_s=warm, readers=_READERS))
     return records, unknown
@@ -225,29 +231,34 @@ def characterize_machine(request: CharacterizeRequest, say: Say) -> MachineRecor
     parts = {"device": _device, "links": _links, "disk": _disk, "decode": _decode}
     for name, measure in parts.items():
         if name in request.skip:
-            record = _unknown(record, name, "not asked for")
+            record = _unknown(record, name, Sentence("part.left-out", "left out on request"))
             continue
         record = measure(record, request, say)
     write_atomically(request.out, encode_machine(record))
     return record
 
 
-def _unknown(record: MachineRecord, name: str, reason: str) -> MachineRecord:
+def _unknown(record: MachineRecord, name: str, reason: Sentence) -> MachineRecord:
     return msgspec.structs.replace(record, unknown={**record.unknown, name: reason})
+
+
+def _failed(reason: str) -> Sentence:
+    """A measurement that was begun and came to nothing."""
+    return Sentence("part.failed", reason)
 
 
 def _device(record: MachineRecord, request: CharacterizeRequest, say: Say) -> MachineRecord:
     """Measure the GPUs in a process of its own: a broken driver can end the interpreter."""
     if probe.torch() is None:
-        return _unknown(record, "device", INSTALL_TORCH)
+        return _unknown(record, "device", Sentence("torch.install", INSTALL_TORCH))
     with tempfile.TemporaryDirectory(prefix="stallwise-") as folder:
         out = Path(folder) / "device.json"
         command = [sys.executable, "-m", "stallwise.machine.device", "--out", str(out)]
         command += ["--network-time", str(request.network_s), "--networks", ",".join(request.networks)]
         failure = _run(command, _DEVICE_LIMIT_S + 30 * request.network_s, say)
         if failure or not out.exists():
-            return _unknown(record, "device", failure or "it ended without an answer")
-        device = msgspec.json.decode(out.read_bytes(), type=DeviceRecord)
+            return _unknown(record, "device", _failed(failure or "it ended without an answer"))
+        device = msgspec.json.decode(out.read_bytes(), type=DeviceRecord, dec_hook=read_sentence)
     software = {**record.software, "torch": device.torch, **({"cuda": device.cuda} if device.cuda else {})}
     return msgspec.structs.replace(
         record,
@@ -283,7 +294,8 @@ def _links(record: MachineRecord, request: CharacterizeRequest, say: Say) -> Mac
     """Time all-reduces over sizes among the GPUs of this machine, as `stallwise probe` does."""
     gpus = len(record.hosts[0].gpus)
     if gpus < 2:
-        return _unknown(record, "links", "an all-reduce takes at least two GPUs" if gpus else "there is no GPU")
+        alone = Sentence("gpu.alone", "an all-reduce takes at least two GPUs")
+        return _unknown(record, "links", alone if gpus else Sentence("gpu.none", "there is no GPU"))
     say(f"all-reduce among {gpus} GPUs")
     with tempfile.TemporaryDirectory(prefix="stallwise-") as folder:
         probe_request = LinkProbe(
@@ -296,7 +308,7 @@ def _links(record: MachineRecord, request: CharacterizeRequest, say: Say) -> Mac
         try:
             machine = run_probe(probe_request, lambda progress: say(progress.doing))
         except StallwiseError as error:
-            return _unknown(record, "links", str(error))
+            return _unknown(record, "links", _failed(str(error)))
     links: tuple[LinkRecord, ...] = () if machine is None else machine.links
     return msgspec.structs.replace(record, links=links)
 
@@ -313,7 +325,9 @@ def _decode(record: MachineRecord, request: CharacterizeRequest, say: Say) -> Ma
     try:
         import PIL  # noqa: F401 - only whether it imports
     except ImportError:
-        return _unknown(record, "decode", "Pillow is not installed here: pip install pillow")
+        return _unknown(
+            record, "decode", Sentence("pillow.install", "Pillow is not installed here: pip install pillow")
+        )
     cores = record.hosts[0].cores or 1
     say(f"decoding on {cores} cores")
     return msgspec.structs.replace(record, decode=measure_decode(cores, request.decode_s))

@@ -28,6 +28,7 @@ from torch import Tensor, nn
 
 from stallwise.hardware.machine import CopyRecord, DeviceRecord, NetworkRecord, RingRecord
 from stallwise.model.statistics.intervals import median_of_block_means
+from stallwise.sentences import Sentence, sentence_document
 
 _VOCABULARY, _LENGTH = 30_522, 512
 
@@ -143,22 +144,23 @@ def main() -> None:
     options = parser.parse_args()
     warnings.simplefilter("ignore")  # of torch, about this machine; the record says what matters
     record = measure(options.network_time, [name for name in options.networks.split(",") if name])
-    options.out.write_bytes(msgspec.json.encode(record))
+    options.out.write_bytes(msgspec.json.encode(record, enc_hook=sentence_document))
 
 
 def measure(network_s: float, names: list[str]) -> DeviceRecord:
     """Measure copies, ring and networks, each network for `network_s` seconds."""
     count = torch.cuda.device_count() if torch.cuda.is_available() else 0
-    unknown: dict[str, str] = {}
-    none, alone = "there is no GPU", "one GPU has no neighbour"
-    copies = _tried(lambda: _copies(count), unknown, "copies", needs=count >= 1, lacking=none)
-    ring = _tried(lambda: _ring(count), unknown, "ring", needs=count >= 2, lacking=alone if count else none)
+    unknown: dict[str, Sentence] = {}
+    none = Sentence("gpu.none", "there is no GPU")
+    alone = Sentence("gpu.alone", "one GPU has no neighbour")
+    copies = _tried(lambda: _copies(count), unknown, "copies", lacking=None if count else none)
+    ring = _tried(lambda: _ring(count), unknown, "ring", lacking=none if not count else alone if count == 1 else None)
     networks = []
     for standard in STANDARD_NETWORKS:
         if names and standard.name not in names:
             continue
         _say(f"training {standard.name}")
-        network = _tried(partial(_network, standard, network_s), unknown, standard.name, needs=True, lacking="")
+        network = _tried(partial(_network, standard, network_s), unknown, standard.name)
         if network is not None:
             networks.append(network)
     return DeviceRecord(
@@ -172,14 +174,17 @@ def measure(network_s: float, names: list[str]) -> DeviceRecord:
     )
 
 
-def _tried(measure_it: Callable[[], _T], unknown: dict[str, str], name: str, *, needs: bool, lacking: str) -> _T | None:
-    if not needs:
+def _tried(
+    measure_it: Callable[[], _T], unknown: dict[str, Sentence], name: str, *, lacking: Sentence | None = None
+) -> _T | None:
+    """Measure; where something lacks or it fails, None, and the reason in `unknown`."""
+    if lacking is not None:
         unknown[name] = lacking
         return None
     try:
         return measure_it()
     except (RuntimeError, torch.OutOfMemoryError) as error:
-        unknown[name] = (str(error).splitlines() or [type(error).__name__])[0][:200]
+        unknown[name] = Sentence("part.failed", (str(error).splitlines() or [type(error).__name__])[0][:200])
         return None
     finally:
         if torch.cuda.is_available():

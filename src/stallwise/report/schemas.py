@@ -30,6 +30,7 @@ from stallwise.machine.doctor import Diagnosis
 from stallwise.report._documents import DOCUMENTS
 from stallwise.report.json import document_name
 from stallwise.sentences import RECORDED, Sentence
+from stallwise.slurm.snapshot import QueueSnapshot
 
 RESULTS: tuple[type, ...] = (
     BenchResult,
@@ -46,6 +47,7 @@ RESULTS: tuple[type, ...] = (
     MachineStudy,
     Outlook,
     Profile,
+    QueueSnapshot,
     RunSummary,
     TraceView,
 )

@@ -17,6 +17,7 @@ from stallwise.cluster.engine.state import WAITING
 from stallwise.cluster.job import Job
 from stallwise.cluster.live import JobStanding, PastWait, Scheduler, patience_s, resumed
 from stallwise.cluster.policies.base import Policy
+from stallwise.sentences import Sentence
 from stallwise.slurm._placement import NodeBounds, NodeLayout, PlacementSpeeds, fit_nodes, rate_at
 from stallwise.slurm.facts import FreeResources, SlurmJob, SlurmNode, after_start, after_stop
 from stallwise.slurm.state import JobRow
@@ -26,7 +27,7 @@ from stallwise.slurm.state import JobRow
 class WaitReason:
     """Why a job waits, and when that ends at the latest; infinite: it depends on other jobs."""
 
-    text: str
+    text: Sentence
     until_s: float = math.inf
 
 
@@ -60,15 +61,31 @@ def _reason(
     offered = next((level for level, free in enumerate(free_by_level) if free >= gang), None)
     if offered is None:
         return WaitReason(
-            f"needs {gang} GPUs, {free_by_level[-1]} are free",
+            Sentence(
+                "job.too-few-free",
+                f"needs {gang} GPUs, {free_by_level[-1]} are free",
+                gpus=gang,
+                free_gpus=free_by_level[-1],
+            ),
             _end_of_patience(scheduler, layout, key, waits, now_s, waited),
         )
     hold = patience_s(scheduler, key, offered, waits)
     if waited < hold:
         tightest = next(level for level in range(offered + 1) if scheduler.topology.largest[level] >= gang)
         inside, across = layout.level_name(tightest), layout.level_name(max(offered - 1, 0))
-        return WaitReason(f"holds out for one {inside}; {gang} are free only across {across}s", now_s + hold - waited)
-    return WaitReason("its turn has not come: jobs before it are not overtaken, or its place is kept for them")
+        patient = Sentence(
+            "job.holds-out",
+            f"holds out for one {inside}; {gang} are free only across {across}s",
+            gpus=gang,
+            inside=inside,
+            across=across,
+        )
+        return WaitReason(patient, now_s + hold - waited)
+    return WaitReason(
+        Sentence(
+            "job.not-its-turn", "its turn has not come: jobs before it are not overtaken, or its place is kept for them"
+        )
+    )
 
 
 def _end_of_patience(
@@ -82,7 +99,7 @@ def _end_of_patience(
 _UNKNOWN_WORK_S = 86400.0
 _REQUEUED_S = 180.0
 _SEATED = ("running", "warned", "stopping", "starting")
-MISFIT = "no free nodes fit what it requests: their number or names, its CPUs or memory"
+MISFIT = Sentence("job.misfit", "no free nodes fit what it requests: their number or names, its CPUs or memory")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -180,17 +197,20 @@ def _barred(here: Partition) -> dict[str, WaitReason]:
 
 def _bar(row: JobRow, job: SlurmJob, here: Partition) -> WaitReason | None:
     if job.reason == "JobHeldAdmin":
-        return WaitReason("held by an administrator")
+        return WaitReason(Sentence("job.held", "held by an administrator"))
     if job.depends:
-        return WaitReason("depends on other jobs")
+        return WaitReason(Sentence("job.depends", "depends on other jobs"))
     # Slurm itself puts a requeued job off by two minutes; a later time is the user's.
     put_off = _REQUEUED_S if row.starts or row.stops or job.restarts else 0.0
     if job.eligible_s > here.now_s + put_off:
-        return WaitReason("its begin time has not come", job.eligible_s)
+        return WaitReason(Sentence("job.begins-later", "its begin time has not come"), job.eligible_s)
     if row.gang > here.layout.cluster.gpus:
-        return WaitReason(f"requests {row.gang} GPUs; the partition has {here.layout.cluster.gpus}")
+        total = here.layout.cluster.gpus
+        large = f"requests {row.gang} GPUs; the partition has {total}"
+        return WaitReason(Sentence("job.too-large", large, gpus=row.gang, partition_gpus=total))
     if row.not_before_s > here.now_s and row.tries:
-        return WaitReason(f"could not be started {row.tries}×; tried again later", row.not_before_s)
+        failed = f"could not be started {row.tries}×; tried again later"
+        return WaitReason(Sentence("job.start-failed", failed, tries=row.tries), row.not_before_s)
     return WaitReason(MISFIT) if row.not_before_s > here.now_s else None
 
 

@@ -98,7 +98,7 @@ class PlanExecutor:
     def _misfits(self, plan: SchedulePlan, rows: Mapping[str, JobRow], now_s: float) -> None:
         self.state.save([put_off(rows[key], now_s, self.timing) for key in plan.misfit])
         for key in plan.misfit:
-            self.log("misfit", key, why=MISFIT)
+            self.log("misfit", key, why=str(MISFIT))
 
     def _start(self, row: JobRow, start: Start, layout: NodeLayout, now_s: float, job: SlurmJob) -> None:
         again = row.restarts > 0 or row.stops > 0

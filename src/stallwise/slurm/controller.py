@@ -320,7 +320,7 @@ def plan_lines(plan: SchedulePlan, here: Partition) -> Iterator[tuple[str, str, 
     for key in plan.renew:
         yield "renew", key, {"nodes": here.rows[key].placed}
     for key in plan.misfit:
-        yield "misfit", key, {"why": MISFIT}
+        yield "misfit", key, {"why": str(MISFIT)}
 
 
 def check_partition(slurm: Slurm, partition: str) -> NodeLayout:

@@ -8,6 +8,7 @@ import msgspec
 from stallwise.errors import InputError
 from stallwise.inputs import read_bytes
 from stallwise.run.atomic import replace_file
+from stallwise.sentences import Sentence, read_sentence, sentence_document
 
 if TYPE_CHECKING:
     from stallwise.slurm._plan import Partition, SchedulePlan
@@ -26,7 +27,8 @@ class QueuedJob(msgspec.Struct, frozen=True, kw_only=True):
     since_s: float
     """Time since which it waits or runs."""
     nodes: dict[str, int] = {}
-    why: str = ""
+    why: Sentence | None = None
+    """Why it waits."""
     until_s: float | None = None
     """When the reason `why` ends at the latest; None: it depends on other jobs."""
     speeds: tuple[float, ...] = ()
@@ -56,7 +58,7 @@ def write_snapshot(folder: Path, snapshot: QueueSnapshot) -> None:
     """Replace the file as a whole."""
     path = folder / SNAPSHOT_FILE
     try:
-        replace_file(path, msgspec.json.encode(snapshot), durable=False)
+        replace_file(path, msgspec.json.encode(snapshot, enc_hook=sentence_document), durable=False)
     except OSError as error:
         raise InputError(f"{path} cannot be written: {error.strerror}.") from None
 
@@ -83,7 +85,7 @@ def snapshot_of(
                 phase=phase,
                 since_s=row.asked_s if waits else row.granted_s,
                 nodes=dict(start.placed) if start else row.placed,
-                why=why.text if why and phase == "waiting" else "",
+                why=why.text if why and phase == "waiting" else None,
                 until_s=why.until_s if why and phase == "waiting" and why.until_s < 1e12 else None,
                 speeds=here.speeds.get(row.key, ()),
                 model=row.model,
@@ -107,7 +109,7 @@ def snapshot_of(
 def read_snapshot(folder: Path) -> QueueSnapshot:
     """Read what the controller of that state last wrote."""
     try:
-        return msgspec.json.decode(read_bytes(folder / SNAPSHOT_FILE), type=QueueSnapshot)
+        return msgspec.json.decode(read_bytes(folder / SNAPSHOT_FILE), type=QueueSnapshot, dec_hook=read_sentence)
     except FileNotFoundError:
         raise InputError(
             f"No controller has written to {folder}. Start `stallwise schedule`, or name the folder of its state.",

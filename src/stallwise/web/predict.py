@@ -25,7 +25,7 @@ from stallwise.hardware.instance import Instance
 from stallwise.hardware.prices import current_date
 from stallwise.model.step.epoch import JobDuration, TrainingPlan
 from stallwise.model.step.job import OwnLinks
-from stallwise.report.format import show_percent, show_seconds, show_usd_bounds
+from stallwise.report.format import show_probability, show_seconds, show_usd_bounds
 from stallwise.report.views.recommend import show_age, show_own_machine, show_request
 from stallwise.run.manifest import JobRecord
 from stallwise.sentences import Sentence
@@ -270,7 +270,7 @@ def _row(option: FleetOption) -> dict[str, Any]:
         "cost": f"${option.usd:,.2f}",
         "bounds": show_usd_bounds(option.low_usd, option.high_usd),
         "binds": "storage" if option.storage_bound else option.answer.binds,
-        "in_limits": show_percent(option.in_limits),
+        "in_limits": show_probability(option.in_limits),
         "instance": f"{offer.instance.cloud}/{offer.instance.name}",
         "nodes": option.nodes,
         "used": option.used,

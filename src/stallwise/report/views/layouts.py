@@ -13,6 +13,7 @@ from stallwise.report.format import (
     show_bytes,
     show_count,
     show_percent,
+    show_probability,
     show_seconds,
     show_usd,
     show_usd_bounds,
@@ -72,7 +73,7 @@ def draw_best(request: LayoutRequest, best: Sequence[LayoutPrediction]) -> View:
             show_seconds(one.step_s),
             show_percent(one.mfu),
             show_bytes(one.memory_bytes),
-            show_percent(one.fit_probability),
+            show_probability(one.fit_probability),
         )
         for one in best[:_SHOWN]
     ]
@@ -120,7 +121,7 @@ def _view(request: LayoutRequest, p: LayoutPrediction, more: tuple[Any, ...]) ->
         (
             "memory",
             f"{show_bytes(p.memory_bytes)}  ({show_bytes(p.memory_low_bytes)} to {show_bytes(p.memory_high_bytes)}) "
-            f"of {show_bytes(p.gpu_memory_bytes)}: fits with {show_percent(p.fit_probability)} probability",
+            f"of {show_bytes(p.gpu_memory_bytes)}: fits with {show_probability(p.fit_probability)} probability",
         ),
         ("holds", " · ".join(f"{name} {show_bytes(value)}" for name, value in p.memory_parts_bytes.items())),
     ]
@@ -198,7 +199,7 @@ def _pick_facts(r: LayoutRecommendation, pick: LayoutFleet) -> list[tuple[str, L
     p, instance = pick.predicted, pick.offer.instance
     chances = (("meets the deadline", pick.in_time), ("keeps the budget", pick.in_budget))
     in_time, in_budget = (
-        "" if chance is None else f"; {what} with {show_percent(chance)} probability" for what, chance in chances
+        "" if chance is None else f"; {what} with {show_probability(chance)} probability" for what, chance in chances
     )
     return [
         (
@@ -213,7 +214,7 @@ def _pick_facts(r: LayoutRecommendation, pick: LayoutFleet) -> list[tuple[str, L
         (
             "memory",
             f"{show_bytes(p.memory_bytes)} of {show_bytes(p.gpu_memory_bytes)}: fits with "
-            f"{show_percent(p.fit_probability)} probability",
+            f"{show_probability(p.fit_probability)} probability",
         ),
     ]
 

@@ -11,7 +11,16 @@ from stallwise.analysis.object_store import BucketUse
 from stallwise.analysis.observed import ObservedCause
 from stallwise.analysis.profile import GradientNoise, GroupWait, LayerTime, OverheadEvent, Profile, Rate
 from stallwise.model.statistics.stalls import Share, StashStall, StashStalls, StashTimes, stash_stalls, times_of_parts
-from stallwise.report.format import plural, show_bounds, show_memory, show_number, show_percent, show_seconds, show_usd
+from stallwise.report.format import (
+    plural,
+    show_bounds,
+    show_memory,
+    show_number,
+    show_percent,
+    show_probability,
+    show_seconds,
+    show_usd,
+)
 from stallwise.report.json import plain, schema
 from stallwise.report.terminal import WIDTH
 from stallwise.report.view import (
@@ -285,9 +294,9 @@ def show_confidence(verdict: Bottleneck) -> str | None:
     """How certain the verdict is, in words."""
     if verdict.confidence is None:
         return None
-    chance = "over 99 %" if verdict.confidence > 0.99 else show_percent(verdict.confidence)
+    chance = show_probability(verdict.confidence)
     if verdict.binds == "inconclusive":
-        return f"the most probable answer has {chance}"
+        return f"{chance} for the most probable"
     return f"{chance} certain"
 
 

@@ -15,6 +15,7 @@ from stallwise.report.format import (
     show_factor,
     show_number,
     show_percent,
+    show_probability,
     show_seconds,
     show_usd,
     show_usd_bounds,
@@ -141,7 +142,9 @@ def show_own_machine(home: OwnMachine) -> str:
     what = f"{home.gpus} × {home.gpu}" if home.gpu else "CPUs"
     workers = home.more_workers if home.more_workers is not None else home.workers
     more = f" instead of {home.workers}" if home.more_workers is not None else ""
-    loader = "" if workers is None else f", {plural(workers, 'loader worker')} per GPU{more}"
+    loader = (
+        "" if workers is None else f", {plural(workers, 'loader worker')} per {'GPU' if home.gpu else 'process'}{more}"
+    )
     bounds = show_bounds(home.low_s, home.high_s)
     cost = ", cost unknown" if home.usd is None else f", {show_usd(home.usd)}"
     return f"{what}{loader}: {show_seconds(home.job_s)} ({bounds}){cost}"
@@ -183,7 +186,7 @@ def pick_facts(recommendation: Recommendation, pick: FleetOption) -> Iterator[tu
 
 
 def _chance(what: str, fraction: float | None) -> str:
-    return "" if fraction is None else f"; {what} with {show_percent(fraction)} probability"
+    return "" if fraction is None else f"; {what} with {show_probability(fraction)} probability"
 
 
 def show_cost(option: FleetOption) -> str:
@@ -340,7 +343,7 @@ def _figures(recommendation: Recommendation) -> Iterator[Figures]:
             ("predicted cost", show_usd(pick.usd), show_usd_bounds(pick.low_usd, pick.high_usd)),
             (
                 "keeps the limits",
-                show_percent(pick.in_limits) if limited else "no limit",
+                show_probability(pick.in_limits) if limited else "no limit",
                 "probability" if limited else "",
             ),
             ("speed", show_number(pick.samples_per_s), "samples/s"),

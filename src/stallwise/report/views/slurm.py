@@ -42,7 +42,7 @@ def _waiting(jobs: list[QueuedJob], now_s: float) -> TablePart:
             shortened(job.name),
             str(job.gpus),
             show_span(now_s - job.since_s),
-            job.why,
+            job.why or "",
             "-" if job.until_s is None else show_span(max(0.0, job.until_s - now_s)),
         )
         for job in sorted(jobs, key=lambda job: job.since_s)

@@ -16,6 +16,7 @@ from stallwise.report.format import (
     show_number,
     show_percent,
     show_percent_bounds,
+    show_probability,
     show_seconds,
 )
 from stallwise.report.json import plain, schema
@@ -100,7 +101,7 @@ def _undecided(result: TuneResult) -> str:
         return "Inconclusive: time was up before the most promising settings were tried. Allow more time."
     judged = best.posterior
     return (
-        f"Inconclusive: {best.proposal.knobs.shown()} helps with a probability of {show_percent(judged.probability)} "
+        f"Inconclusive: {best.proposal.knobs.shown()} helps with {show_probability(judged.probability)} probability "
         f"({show_percent(judged.gain)} of the step, {show_percent_bounds(judged.low, judged.high)}). "
         "Allow more time, or try it by hand."
     )
@@ -134,8 +135,7 @@ def _attempts(result: TuneResult) -> TablePart:
 
 def _judged(attempt: Attempt) -> Span:
     """The probability that a setting helps, and what became of it."""
-    chance = attempt.posterior.probability
-    shown = "> 99 %" if chance > 0.99 else "< 1 %" if chance < 0.01 else show_percent(chance)
+    shown = show_probability(attempt.posterior.probability)
     if attempt.kept:
         return Span(f"{shown}, kept", "best")
     return Span(f"{shown}, inconclusive", "warn") if attempt.outcome == "inconclusive" else Span(shown)

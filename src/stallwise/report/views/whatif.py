@@ -71,7 +71,7 @@ def draw(prediction: Prediction, *more: tuple[str, str]) -> View:
         (
             section("Where the predicted step goes", "step", _split(answer), facts(_binding(answer), only="terminal")),
             section("A step over time", "time", *step_timeline(prediction.schedule, "whatif-over-time")),
-            section("More GPUs", "curve", *_curve_parts(prediction)),
+            section(f"More {_units(prediction)}", "curve", *_curve_parts(prediction)),
             section("The whole job", "job", facts(more)),
             section("Links", "links", Notes("", tuple(map(show_link, prediction.links)), only="page")),
             section("Assumed", "assumed", Notes("assumed", prediction.assumptions)),
@@ -107,12 +107,13 @@ def show_setup(setup: Setup) -> list[str]:
             "" if setup.measured_global_batch is None else f" (measured: {show_count(setup.measured_global_batch)})"
         )
         passes = f" in {setup.passes} passes" if setup.passes > 1 else ""
-        samples = f"batch {show_count(setup.samples_per_gpu)} per GPU{passes}"
+        samples = f"batch {show_count(setup.samples_per_gpu)} per {setup.unit}{passes}"
         lines.append(f"{samples}, global batch {show_count(setup.global_batch)}{measured}")
     if setup.workers is not None:
         cores = "" if setup.cores is None else f", {plural(setup.cores, 'core')} per node"
         rule = "as measured" if setup.workers == setup.measured_workers else f"measured: {setup.measured_workers}"
-        lines.append(f"{plural(setup.workers, 'loader worker')} per GPU ({rule}){cores}; {_storage(setup)}")
+        workers = f"{plural(setup.workers, 'loader worker')} per {setup.unit} ({rule})"
+        lines.append(f"{workers}{cores}; {_storage(setup)}")
     return lines
 
 
@@ -301,14 +302,18 @@ def _split(answer: StepEstimate) -> TablePart:
 def _curve_parts(prediction: Prediction) -> Iterator[Chart | TablePart | Notes]:
     if prediction.curve:
         yield _picture(prediction)
-        yield _curve(prediction.curve, prediction.answer.gpus)
+        yield _curve(prediction)
     if prediction.curve_ends:
         yield Notes("curve", (prediction.curve_ends,))
 
 
-def _curve(points: tuple[StepEstimate, ...], gpus: int | None) -> TablePart:
+def _units(prediction: Prediction) -> str:
+    return "processes" if prediction.setup.unit == "process" else "GPUs"
+
+
+def _curve(prediction: Prediction) -> TablePart:
     columns = (
-        number("GPUs"),
+        number(_units(prediction)),
         number("step"),
         PartColumn("interval", priority=3),
         number("samples/s"),
@@ -327,11 +332,11 @@ def _curve(points: tuple[StepEstimate, ...], gpus: int | None) -> TablePart:
                 Cell(bar=Bar((BarPiece(0.0, min(1.0, point.efficiency), _KINDS[bound_by(point)]),))),
                 bound_by(point),
             ),
-            tone="strong" if point.gpus == gpus else "",
+            tone="strong" if point.gpus == prediction.answer.gpus else "",
         )
-        for point in points
+        for point in prediction.curve
     )
-    return table(columns, rows, "predicted for other numbers of GPUs, each with its batch")
+    return table(columns, rows, f"predicted for other numbers of {_units(prediction)}, each with its batch")
 
 
 def _picture(prediction: Prediction) -> Chart:
@@ -341,14 +346,15 @@ def _picture(prediction: Prediction) -> Chart:
     powers = tuple(2.0**power for power in range(0, int(most).bit_length(), 2))
     target = [(gpus, _worth(point, point.step_s)) for gpus, point in points if point.gpus == prediction.answer.gpus]
     last_gpus, last = points[-1]
+    units = _units(prediction)
     return Chart(
         "whatif-picture",
-        "Speed over numbers of GPUs",
-        f"{last_gpus:,.0f} GPUs do as much as {show_number(_worth(last, last.step_s))} single ones, "
+        f"Speed over numbers of {units}",
+        f"{last_gpus:,.0f} {units} do as much as {show_number(_worth(last, last.step_s))} single ones, "
         f"{show_percent(last.efficiency)} of what no loss would give.",
-        Axis(show_count, "GPUs", logarithmic=True, low=1.0, high=max(2.0, most), ticks=powers),
+        Axis(show_count, units, logarithmic=True, low=1.0, high=max(2.0, most), ticks=powers),
         # From half a GPU up: a step of several GPUs can be slower than twice that of one.
-        Axis(show_number, "worth in single GPUs", logarithmic=True, low=0.5, high=max(2.0, most), ticks=powers),
+        Axis(show_number, f"worth in single {units}", logarithmic=True, low=0.5, high=max(2.0, most), ticks=powers),
         (
             Series("no loss", ((1.0, 1.0), (most, most)), kind="ideal"),
             Series("predicted", tuple((gpus, _worth(point, point.step_s)) for gpus, point in points)),
@@ -379,7 +385,7 @@ def _figures(prediction: Prediction) -> Figures:
             ("predicted step", show_seconds(answer.step_s), show_interval(answer)),
             ("predicted speed", speed, "samples/s"),
             ("against as it is", faster, show_gain_bounds(prediction)),
-            ("efficiency", show_percent(answer.efficiency), "of as many single GPUs"),
+            ("efficiency", show_percent(answer.efficiency), f"of as many single {_units(prediction)}"),
         )
     )
 
