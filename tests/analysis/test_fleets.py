@@ -11,6 +11,7 @@ from hypothesis import strategies as st
 from stallwise.analysis.fleets import (
     BATCH_GROWTH,
     LARGE_BATCH,
+    MEMORY_FOR_FILES,
     NO_MEMORY,
     UNEVEN,
     Fleets,
@@ -24,6 +25,8 @@ from stallwise.analysis.fleets import (
 from stallwise.analysis.job import JobModel
 from stallwise.analysis.prediction import predict, step_s
 from stallwise.analysis.target import Target
+from stallwise.errors import InputError
+from stallwise.model.data.cache import lru_miss
 from stallwise.model.data.datapath import LoaderWork
 from stallwise.model.exchange.overlap import SCHEMES, Overlap
 from stallwise.model.step import setups as setups_module
@@ -168,6 +171,34 @@ def test_no_prediction_is_below_its_compute_or_its_loader(
     assert found.step_s >= found.compute.s * (1 - 1e-9)
     assert found.cold_s >= found.step_s * (1 - 1e-12)
     assert math.isclose(found.answer.split.step_s, found.step_s, rel_tol=1e-9)
+
+
+@settings(max_examples=25)
+@given(memory=st.floats(1e6, 1e12), more=st.floats(1.0, 100.0))
+def test_more_memory_is_never_slower_and_enough_of_it_finds_all_of_the_data(memory: float, more: float) -> None:
+    model = made_model(layers=4)
+    model = replace(model, job=replace(model.job, cold_blocked_s=5.0))
+
+    def on(**options: float) -> float:
+        target = Target(gpus=4, gpus_per_node=4, link_bytes_per_s=1e11, dataset_bytes=140e9)
+        return predict(model, replace(target, **options), OwnLinks()).step_s
+
+    small, large = on(memory_bytes=memory), on(memory_bytes=memory * more)
+    assert on(cached=1.0) * (1 - 1e-12) <= large <= small * (1 + 1e-12) <= on(cached=0.0) * (1 + 2e-12)
+    assert on(memory_bytes=140e9 / MEMORY_FOR_FILES) == pytest.approx(on(cached=1.0))
+    assert on(memory_bytes=70e9 / MEMORY_FOR_FILES) == pytest.approx(on(cached=1 - lru_miss(0.5)))
+
+
+def test_what_memory_keeps_is_not_asked_twice_nor_of_unknown_data() -> None:
+    model = replace(made_model(layers=4), bytes_per_sample=None)
+    whole = Target(memory_bytes=1e9, gpus=2, gpus_per_node=2, link_bytes_per_s=1e11, network_bytes_per_s=1e9)
+    for target, words in (
+        (whole, "size of the dataset"),
+        (replace(whole, dataset_bytes=1e10, cached=0.5), "not both"),
+        (replace(whole, dataset_bytes=1e10, gpus_per_node=1), "several nodes"),
+    ):
+        with pytest.raises(InputError, match=words):
+            predict(model, target, OwnLinks())
 
 
 def test_more_data_than_memory_is_read_from_disk() -> None:

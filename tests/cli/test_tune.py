@@ -1,6 +1,7 @@
 """`stallwise tune` on real jobs: a loader that waits, a job that computes, one that fails, one that is stopped."""
 
 import contextlib
+import json
 import os
 import signal
 import subprocess

@@ -240,6 +240,8 @@ def test_a_page_that_cannot_be_written_is_said(cli: Cli, layers: Path) -> None:
         (("--workers", "4"), "No loader was seen"),
         (("--cached", "80%"), "No loader was seen"),
         (("--cached", "120%"), "is not a fraction"),
+        (("--memory", "64GiB"), "size of the dataset"),
+        (("--memory", "64GiB", "--cached", "80%"), "not both. Options: --memory, --cached."),
         (("--storage", "2x"), "No loader was seen"),
         (("--instance", "p4d.24xlarg"), "Did you mean"),
         (("--machine", "nothing.json"), "cannot be read"),

@@ -156,7 +156,11 @@ class Analysis:
         """
         setup = replace(target or Target(), **self._resolved(options))
         own = self.links if setup.latency_s is None else own_links(self.model().job, setup.latency_s)
-        return predict(self.model(setup.optimizer, setup.parameters), setup, own, curve=curve)
+        model = self.model(setup.optimizer, setup.parameters)
+        if setup.memory_bytes is not None and setup.dataset_bytes is None and model.bytes_per_sample:
+            samples = self.epoch_samples
+            setup = replace(setup, dataset_bytes=None if samples is None else samples * model.bytes_per_sample)
+        return predict(model, setup, own, curve=curve)
 
     def target(self, **options: Any) -> Target:
         """A `Target` with names of the catalog resolved."""

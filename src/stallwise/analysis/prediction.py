@@ -9,11 +9,21 @@ from dataclasses import dataclass, replace
 import numpy as np
 
 from stallwise.analysis.compute import host_ratio, precision_on
-from stallwise.analysis.fleets import FITS, NO_MEMORY, Fleets, FleetSettings, FleetSteps, one_fleet, steps_of
+from stallwise.analysis.fleets import (
+    FITS,
+    MEMORY_FOR_FILES,
+    NO_MEMORY,
+    Fleets,
+    FleetSettings,
+    FleetSteps,
+    one_fleet,
+    steps_of,
+)
 from stallwise.analysis.job import JobModel
 from stallwise.analysis.target import Node, Target, check_links, layout_of, link_notes, node_of
 from stallwise.errors import InputError
 from stallwise.model.compute.memory import MemoryNeed, fewest_shards, largest_batch, memory_need, usable_bytes
+from stallwise.model.data.cache import lru_miss
 from stallwise.model.exchange.fabric import Fabric, KnownLink
 from stallwise.model.exchange.overlap import Overlap
 from stallwise.model.statistics.stalls import Share
@@ -196,12 +206,15 @@ def predict(model: JobModel, target: Target, own: OwnLinks, *, curve: bool | Non
     """
     job = model.job
     kind, fleets = fleet_of(model, target, own)
+    target = _with_page_cache(target, kind, int(fleets.nodes[0]))
     gpus = int(fleets.gpus[0]) or None
     steps = _judged_steps(model, fleets, target)
     bounded = replace(job, compute_factors=_bounds(model, kind))
     (answer,) = step_estimates(bounded, steps.setups)
     baseline = _baseline(model, own)
     points, ends = ((), None) if curve is False else _curve(model, kind, target, own, gpus)
+    if points and target.memory_bytes is not None and target.cached is not None:
+        points, ends = (), Sentence("curve.one-memory", "The memory of one node is asked about.")
     if curve and ends:
         raise InputError(f"The curve cannot be drawn up to {POWERS_OF_TWO[-1]:,} GPUs. {ends}")
     gain = None if baseline is None else speedup(answer, baseline)
@@ -255,8 +268,38 @@ def fleet_of(model: JobModel, target: Target, own: OwnLinks) -> tuple[Node, Flee
 
 def step_s(model: JobModel, target: Target, own: OwnLinks | None = None) -> float:
     """The step of a prediction alone: faster where thousands of set-ups are asked for."""
-    _, fleets = fleet_of(model, target, own or OwnLinks())
+    kind, fleets = fleet_of(model, target, own or OwnLinks())
+    target = _with_page_cache(target, kind, int(fleets.nodes[0]))
     return float(_judged_steps(model, fleets, target).step_s[0])
+
+
+def _with_page_cache(target: Target, kind: Node, nodes: int) -> Target:
+    """The target with the fraction of its reads that the page cache of a node of its memory finds.
+
+    The least recently used pages go first (`lru_miss`: within 10 % of measured speeds, evidence/gpu.md). Where the rate
+    of a node's storage is known, `steps_of` takes what the cache misses at that rate instead, on any number of nodes.
+    """
+    if target.memory_bytes is None:
+        return target
+    if target.cached is not None:
+        raise InputError(
+            "Give the memory of a node or the fraction of the data found in it, not both.", fields=("memory", "cached")
+        )
+    if kind.storage_bytes_per_s is not None:
+        return target
+    if nodes > 1:
+        raise InputError(
+            "What the memory of several nodes keeps is predicted where the rate of their storage is known. Name an "
+            "instance type, or give the fraction of the data found in memory.",
+            fields=("instance", "cached"),
+        )
+    if target.dataset_bytes is None:
+        raise InputError(
+            "What a memory of that size keeps depends on the size of the dataset, which the run did not record.",
+            fields=("dataset_size",),
+        )
+    kept = min(1.0, MEMORY_FOR_FILES * target.memory_bytes / target.dataset_bytes)
+    return replace(target, cached=1.0 - lru_miss(kept))
 
 
 def settings_of(target: Target) -> FleetSettings:
@@ -423,9 +466,29 @@ def _differences(model: JobModel, target: Target, setup: Setup, kind: Node, own:
         rows.append(("batch", "as measured", show_factor(target.batch)))
     if setup.workers is not None:
         rows.append(("workers", str(setup.measured_workers), str(setup.workers)))
+    if target.memory_bytes is not None:
+        rows.append(("memory of a node", _size(model.node_memory_bytes), show_memory(target.memory_bytes)))
     if target.cached is not None:
         rows.append(("cache", "as measured", f"{show_percent(target.cached)} of the data"))
     return tuple(Difference(name=name, before=old, after=new) for name, old, new in rows if old != new)
+
+
+def _size(size_bytes: float | None) -> str:
+    return "unknown" if size_bytes is None else show_memory(size_bytes)
+
+
+def _memory_note(memory_bytes: float, dataset_bytes: float) -> Sentence:
+    """What the page cache keeps, what a cache that never evicts would find, and the memory that keeps everything."""
+    kept = min(1.0, MEMORY_FOR_FILES * memory_bytes / dataset_bytes)
+    enough_bytes = dataset_bytes / MEMORY_FOR_FILES
+    return Sentence(
+        "loader.page-cache",
+        f"{show_percent(MEMORY_FOR_FILES)} of a node's memory keep files: {show_percent(kept)} of the data. The page "
+        "cache finds fewer of them in an epoch of another order, a cache that evicts nothing (NodeCache) all of them. "
+        f"From {show_memory(enough_bytes)} on, a node keeps everything.",
+        kept=kept,
+        enough_bytes=enough_bytes,
+    )
 
 
 def _link_differences(fabric: Fabric, gpus: int, own: OwnLinks) -> list[tuple[str, str | None, str]]:
@@ -572,6 +635,8 @@ def _data_notes(model: JobModel, kind: Node, target: Target, setup: Setup) -> li
                 workers=setup.workers,
             )
         )
+    if target.memory_bytes is not None and target.dataset_bytes is not None:
+        notes.append(_memory_note(target.memory_bytes, target.dataset_bytes))
     if target.cached is not None:
         notes.append(
             Sentence(

@@ -58,7 +58,7 @@ _POWERS = tuple(2**i for i in range(1, 10))
 """Numbers of GPUs of one machine, fewer than all of them, that have a link of their own."""
 _MOST = 1_000_000
 """GPUs, nodes, cores or workers at most: ten times the largest cluster."""
-_OPTIONS = {"compute_speed": "compute", "storage_speed": "storage"}
+_OPTIONS = {"compute_speed": "compute", "storage_speed": "storage", "memory_bytes": "memory"}
 """Fields whose command-line option has another name."""
 _SCOPES: dict[Scope, str] = {"inside": "between the GPUs of a node", "between": "between nodes", "all": "of all ranks"}
 
@@ -103,6 +103,8 @@ class Target:
     """CPU cores of a node."""
     cached: float | None = None
     """Fraction of the dataset that is found in memory."""
+    memory_bytes: float | None = None
+    """Memory of a node, which decides what its page cache keeps; needs the size of the dataset."""
     storage_speed: float | None = None
     """Speed of storage as a factor of the measured one."""
     compute_speed: float | None = None
@@ -133,7 +135,7 @@ class Target:
                 "Give the batch of each GPU or the global batch of all of them, not both.",
                 fields=("batch", "global_batch"),
             )
-        for name in ("batch", "global_batch", "compute_speed", "storage_speed"):
+        for name in ("batch", "global_batch", "compute_speed", "storage_speed", "memory_bytes"):
             value = getattr(self, name)
             if value is not None and not 0 < value < math.inf:
                 raise InputError(f"{name} must be a number above 0, not {value:g}.", fields=(_OPTIONS.get(name, name),))
@@ -201,7 +203,11 @@ def node_of(model: JobModel, target: Target, own: OwnLinks, gpus_per_node: int) 
     if record is not None and target.own_machine is not None:
         ratios = machine_ratios(record, target.own_machine, precision_on(model, gpu))
     host = record.hosts[0] if record is not None and record.hosts else None
-    memory = (host.memory_bytes if host else None) or (instance.memory_bytes if instance else model.node_memory_bytes)
+    memory = (
+        target.memory_bytes
+        or (host.memory_bytes if host else None)
+        or (instance.memory_bytes if instance else model.node_memory_bytes)
+    )
     return Node(
         gpu=gpu,
         instance=instance,

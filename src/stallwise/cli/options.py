@@ -100,6 +100,10 @@ Cores = Annotated[int | None, typer.Option("--cores", metavar="N", help="CPU cor
 Cached = Annotated[
     str | None, typer.Option("--cached", metavar="PERCENT", help="Fraction of the data found in memory: 80%.")
 ]
+Memory = Annotated[
+    str | None,
+    typer.Option("--memory", metavar="SIZE", help="Memory of a node: 64GiB; its page cache keeps part of the data."),
+]
 Storage = Annotated[
     str | None, typer.Option("--storage", metavar="Nx", help="Speed of storage, as a factor of the measured: 2x.")
 ]
@@ -140,6 +144,7 @@ def target_of(job: "Analysis", options: Mapping[str, Any]) -> "Target":
         workers=read("workers", workers_of),
         cores=values.get("cores"),
         cached=read("cached", parse_share),
+        memory_bytes=read("memory", parse_bytes),
         storage_speed=read("storage", parse_factor),
         compute_speed=read("compute", parse_factor),
         dataset_bytes=read("dataset_size", parse_bytes),

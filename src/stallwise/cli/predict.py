@@ -169,6 +169,7 @@ def whatif(
     workers: options.WorkersText = None,
     cores: options.Cores = None,
     cached: options.Cached = None,
+    memory: options.Memory = None,
     storage: options.Storage = None,
     compute: options.Compute = None,
     dataset_size: options.DatasetSize = None,
