@@ -7,6 +7,8 @@ STAMP := $(VENV)/.installed
 # Every version is pinned, also in pip's isolated builds: a plain `torch` must never be resolved on its own.
 export PIP_CONSTRAINT := $(CURDIR)/constraints.txt
 export PIP_DISABLE_PIP_VERSION_CHECK := 1
+# What Python compiled is kept, also each test as pytest rewrites it: six workers did that anew, 7 s of a core each.
+unexport PYTHONDONTWRITEBYTECODE
 # Types of a fresh clone are checked against what another one left, file by file.
 export MYPY_CACHE_DIR ?= $(or $(XDG_CACHE_HOME),$(HOME)/.cache)/stallwise/mypy
 
