@@ -1,6 +1,7 @@
 """What every test shares: a clean user folder, the real command line, and what to do when something is missing."""
 
 import contextlib
+import gc
 import importlib
 import io
 import os
@@ -28,6 +29,20 @@ settings.register_profile("soak", deadline=None, max_examples=500)
 settings.load_profile(os.environ.get("HYPOTHESIS_PROFILE", "stallwise"))
 
 
+def pytest_configure(config: pytest.Config) -> None:
+    """Collect garbage seldom, here and in programs that tests start; where times are measured, as everywhere."""
+    if "not truth" in config.getoption("markexpr"):
+        gc.set_threshold(10_000)
+        startup = str(ROOT / "tests/startup")
+        paths = os.environ.get("PYTHONPATH", "").split(os.pathsep)
+        os.environ["PYTHONPATH"] = os.pathsep.join([startup, *(path for path in paths if path not in ("", startup))])
+
+
+def pytest_collection_finish() -> None:
+    """What was imported and collected stays until the end: the garbage collector need not look through it again."""
+    gc.freeze()
+
+
 @pytest.fixture(autouse=True)
 def _own_config(tmp_path_factory: pytest.TempPathFactory, monkeypatch: pytest.MonkeyPatch) -> None:
     """No test reads or writes the developer's own prices, and none fails because they have become a day older."""
@@ -42,6 +57,17 @@ def shared_data() -> Path:
     folder = Path(os.environ.get("STALLWISE_DATA", ROOT / "../shared/data"))
     if not folder.is_dir():
         lacks("the folder of public measurements (set STALLWISE_DATA)")
+    return folder
+
+
+@pytest.fixture(scope="session")
+def documentation(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """The documentation as pages, built once."""
+    from tests.docs.test_site import build
+
+    folder = tmp_path_factory.mktemp("documentation") / "site"
+    done = build(folder)
+    assert done.returncode == 0, done.stderr
     return folder
 
 
@@ -118,7 +144,7 @@ def _program_server() -> Iterator[None]:
 GROUPS = {
     "slurm": r"\b(site: Site|two_racks)\b",
     "object store": r"\b(seaweed|new_bucket|proxy: Proxy)\b",
-    "pages": r"\b(browser|tab|opened|served|shelf)\b(: \"?(Browser|Opened|Served|Path)|\))",
+    "pages": r"\b(browser|tab|opened|served|shelf|documentation)\b(: \"?(Browser|Opened|Served|Path)|\))",
     "ray": r"\bimport ray\b|ray_nodes",
 }
 # What takes longest starts first, so that no worker is left alone with it at the end.

@@ -6,8 +6,6 @@ import subprocess
 import sys
 from pathlib import Path
 
-import pytest
-
 from stallwise.run.schema import TABLES
 from tests.conftest import ROOT, needs
 
@@ -30,25 +28,18 @@ def build(folder: Path, config: Path = ROOT / "mkdocs.yml") -> "subprocess.Compl
     )
 
 
-@pytest.fixture(scope="module")
-def site(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    folder = tmp_path_factory.mktemp("site") / "site"
-    done = build(folder)
-    assert done.returncode == 0, done.stderr
-    return folder
-
-
-def test_every_document_has_a_page(site: Path) -> None:
+def test_every_document_has_a_page(documentation: Path) -> None:
     sources = [*(ROOT / "docs").rglob("*.md"), *(ROOT / "evidence").glob("*.md")]
     names = [path.relative_to(ROOT).as_posix().removeprefix("docs/") for path in sources]
     pages = {re.sub(r"(^|/)README\.md$", r"\1index.md", name).removesuffix(".md") + ".html" for name in names}
-    assert {page for page in pages if not (site / page).exists()} == set()
-    front = (site / "index.html").read_text(encoding="utf-8")
+    assert {page for page in pages if not (documentation / page).exists()} == set()
+    front = (documentation / "index.html").read_text(encoding="utf-8")
     assert [page for page in sorted(pages) if f'href="{page}"' not in front] == [], "the navigation leads to every page"
 
 
-def test_links_lead_to_pages_and_headings_of_the_site(site: Path) -> None:
-    texts = {path: path.read_text(encoding="utf-8") for path in site.rglob("*.html") if path.name != "404.html"}
+def test_links_lead_to_pages_and_headings_of_the_site(documentation: Path) -> None:
+    pages = [path for path in documentation.rglob("*.html") if path.name != "404.html"]
+    texts = {path: path.read_text(encoding="utf-8") for path in pages}
     ids = {path: set(re.findall(r'id="([^"]+)"', text)) for path, text in texts.items()}
     dead = []
     for path, text in texts.items():
@@ -58,12 +49,12 @@ def test_links_lead_to_pages_and_headings_of_the_site(site: Path) -> None:
             file, _, fragment = href.partition("#")
             target = (path.parent / file).resolve() if file else path
             if target not in texts or (fragment and fragment not in ids[target] and fragment != "__skip"):
-                dead.append(f"{path.relative_to(site)}: {href}")
+                dead.append(f"{path.relative_to(documentation)}: {href}")
     assert dead == []
 
 
-def test_pages_load_nothing_from_elsewhere(site: Path) -> None:
-    for path in [*site.rglob("*.html"), *site.rglob("*.css")]:
+def test_pages_load_nothing_from_elsewhere(documentation: Path) -> None:
+    for path in [*documentation.rglob("*.html"), *documentation.rglob("*.css")]:
         text = path.read_text(encoding="utf-8")
         loaded = re.findall(r'<(?:script|img|link|iframe)[^>]*(?:src|href)="([^"]+)"|url\(["\']?([^)"\']+)', text)
         outside = [one for pair in loaded for one in pair if re.match(r"(https?:)?//", one)]
@@ -73,15 +64,15 @@ def test_pages_load_nothing_from_elsewhere(site: Path) -> None:
             assert not file or (path.parent / file).exists() or path.name == "404.html", f"{path.name}: {one}"
 
 
-def test_every_command_and_its_options_are_listed(site: Path) -> None:
-    text = (site / "options.html").read_text(encoding="utf-8")
+def test_every_command_and_its_options_are_listed(documentation: Path) -> None:
+    text = (documentation / "options.html").read_text(encoding="utf-8")
     for name in ("stallwise profile", "stallwise spot plan", "stallwise data warm"):
         assert f">{name}</h2>" in text
     assert "<code>--fail-if-slower</code>" in text
 
 
-def test_every_column_of_a_run_record_is_listed(site: Path) -> None:
-    text = (site / "run-record.html").read_text(encoding="utf-8")
+def test_every_column_of_a_run_record_is_listed(documentation: Path) -> None:
+    text = (documentation / "run-record.html").read_text(encoding="utf-8")
     for name, table in TABLES.items():
         section = text.partition(f'<h3 id="{name}">')[2].partition("<h")[0]
         assert [column for column in table.columns if f"<code>{column}</code>" not in section] == [], name

@@ -22,7 +22,7 @@ from tests.program import run_program
 
 JOB = Path(__file__).with_name("jobs") / "layered.py"
 WITHIN = 0.03
-ENVIRONMENT = {**os.environ, "PYTHONPATH": str(ROOT)}
+ENVIRONMENT = {**os.environ, "PYTHONPATH": os.pathsep.join(filter(None, (str(ROOT), os.environ.get("PYTHONPATH"))))}
 
 
 class Measured(NamedTuple):

@@ -7,7 +7,6 @@ from typing import TYPE_CHECKING, Literal
 import pytest
 
 from tests.conftest import Cli
-from tests.docs.test_site import build
 from tests.report.conftest import pictures
 from tests.report.made_runs import make_full_run
 from tests.report.test_browser import _CONTRASTS, TEXT_CONTRAST, Opened
@@ -99,21 +98,14 @@ def test_a_run_that_says_little_has_no_empty_pictures(ask: Cli, tmp_path: Path) 
     assert "rank 3" in text
 
 
-@pytest.fixture(scope="module")
-def site(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    folder = tmp_path_factory.mktemp("site") / "site"
-    assert build(folder).returncode == 0
-    return folder
-
-
 @pytest.mark.parametrize("name", ["index", "card", "api", "evidence/index"])
-def test_the_documentation_site_is_legible(browser: "Browser", name: str, site: Path) -> None:
+def test_the_documentation_site_is_legible(browser: "Browser", name: str, documentation: Path) -> None:
     """Opened from the folder, as from a server: quiet, nothing from elsewhere, clean by axe in both schemes."""
     schemes: tuple[Literal["light", "dark"], ...] = ("light", "dark")
     for scheme in schemes:
-        opened = Opened(browser, site / f"{name}.html", scheme)
+        opened = Opened(browser, documentation / f"{name}.html", scheme)
         assert opened.said == []
-        assert [url for url in opened.asked if not url.startswith((site.as_uri(), "data:", "blob:"))] == []
+        assert [url for url in opened.asked if not url.startswith((documentation.as_uri(), "data:", "blob:"))] == []
         wrong = axe.violations(opened.page)
         if wrong is not None:
             assert wrong == []
@@ -121,8 +113,8 @@ def test_the_documentation_site_is_legible(browser: "Browser", name: str, site: 
         opened.context.close()
 
 
-def test_the_site_is_searched_without_a_server(browser: "Browser", site: Path) -> None:
-    opened = Opened(browser, site / "index.html", "light")
+def test_the_site_is_searched_without_a_server(browser: "Browser", documentation: Path) -> None:
+    opened = Opened(browser, documentation / "index.html", "light")
     opened.page.get_by_role("textbox", name="Search").fill("checkpoint")
     opened.page.wait_for_selector(".md-search-result__item a", timeout=PATIENCE_MS)
     assert opened.said == []
