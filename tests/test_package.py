@@ -4,10 +4,12 @@ import importlib.metadata
 import json
 import os
 import re
+import signal
 import subprocess
 import sys
 import time
 import tomllib
+import urllib.request
 import zipfile
 from collections.abc import Collection
 from pathlib import Path
@@ -17,6 +19,7 @@ from packaging.requirements import Requirement
 from packaging.utils import canonicalize_name
 
 from tests.conftest import ROOT, lacks
+from tests.waiting import until
 
 PYPROJECT = (ROOT / "pyproject.toml").read_text()
 
@@ -93,13 +96,26 @@ def test_the_wheel_works_where_only_its_requirements_are(wheel: Path, tmp_path: 
 
 
 @pytest.mark.soak
-def test_the_wheel_works_in_an_empty_environment(wheel: Path, tmp_path: Path) -> None:
+@pytest.mark.parametrize("constraints", [("-c", str(ROOT / "constraints.txt")), ()], ids=["ours", "what pip resolves"])
+def test_the_wheel_works_in_an_empty_environment(wheel: Path, tmp_path: Path, constraints: tuple[str, ...]) -> None:
     # Installed from outside and not compiled beforehand: half the time, the same files.
     pip = [sys.executable, "-m", "pip", "--python", str(_empty_environment(tmp_path))]
-    constraints = str(ROOT / "constraints.txt")
-    install = [*pip, "install", "--quiet", "--no-compile", "-c", constraints, str(wheel)]
-    subprocess.run(install, check=True, timeout=600)
+    install = [*pip, "install", "--quiet", "--no-compile", *constraints, str(wheel)]
+    environment = {key: value for key, value in os.environ.items() if key != "PIP_CONSTRAINT"}
+    subprocess.run(install, check=True, timeout=600, env=environment)
     _works_without_torch([str(tmp_path / "env/bin/stallwise")], tmp_path)
+    packages = next(tmp_path.glob("env/lib/python*/site-packages"))
+    sizes = {
+        one.metadata["Name"]: sum(Path(str(path.locate())).stat().st_size for path in one.files or [] if _counts(path))
+        for one in importlib.metadata.distributions(path=[str(packages)])
+    }
+    total = sum(size for name, size in sizes.items() if name != "numpy")
+    print(f"{total / 1e6:.1f} MB beyond NumPy:", {name: round(size / 1e6, 1) for name, size in sizes.items()})
+    assert total <= _MOST_BYTES, sizes
+
+
+def _counts(path: importlib.metadata.PackagePath) -> bool:
+    return ".." not in path.parts and path.suffix != ".pyc"
 
 
 CORE = ("jinja2", "msgspec", "numpy", "platformdirs", "psutil", "pyyaml", "rich", "typer")
@@ -190,21 +206,32 @@ def beside_torch(wheel: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
 @pytest.fixture(scope="module")
 def lowest(wheel: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
     """The interpreter of an environment with this torch and every dependency of the core at its lower bound."""
-    folder = tmp_path_factory.mktemp("lowest")
-    bounds = {
-        canonicalize_name(one.name): one
-        for one in map(Requirement, tomllib.loads(PYPROJECT)["project"]["dependencies"])
-    }
+    return _at_lower_bounds(wheel, tmp_path_factory.mktemp("lowest"))
+
+
+@pytest.fixture(scope="module")
+def lowest_of_extras(wheel: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """Likewise, with every extra that users install."""
+    return _at_lower_bounds(wheel, tmp_path_factory.mktemp("extras"), _EXTRAS)
+
+
+_EXTRAS = ("model", "data", "sim", "slurm", "ray", "ui")
+
+
+def _at_lower_bounds(wheel: Path, folder: Path, extras: Collection[str] = ()) -> Path:
+    project = tomllib.loads(PYPROJECT)["project"]
+    listed = [*project["dependencies"], *(one for extra in extras for one in project["optional-dependencies"][extra])]
+    bounds = {canonicalize_name(one.name): one for one in map(Requirement, listed)}
     pinned = [f"{name}=={next(iter(one.specifier)).version}" for name, one in bounds.items()]
     python, packages, _ = _environment_with_torch(folder, without=set(bounds))
     environment = {key: value for key, value in os.environ.items() if key != "PIP_CONSTRAINT"}
     pip = [sys.executable, "-m", "pip", "--disable-pip-version-check", "--retries", "0", "--timeout", "20"]
     (folder / "wheels").mkdir()
-    fetch = [*pip, "download", "--quiet", "--no-deps", "--dest", str(folder / "wheels"), pinned[-1]]
+    fetch = [*pip, "download", "--quiet", "--no-deps", "--dest", str(folder / "wheels"), pinned[0]]
     if subprocess.run(fetch, capture_output=True, timeout=120, env=environment).returncode:
         lacks("a package index")
     command = [*pip, "--python", str(python), "install", "--quiet", "--no-compile", "--only-binary=:all:"]
-    done = subprocess.run([*command, *pinned, str(wheel)], capture_output=True, text=True, timeout=400, env=environment)
+    done = subprocess.run([*command, *pinned, str(wheel)], capture_output=True, text=True, timeout=600, env=environment)
     assert done.returncode == 0, done.stderr
     there = {canonicalize_name(one.name): one.version for one in importlib.metadata.distributions(path=[str(packages)])}
     assert all(
@@ -286,3 +313,51 @@ def test_profile_report_tune_and_compare_beside_the_torch_that_is_there(
     assert "step" in _runs(python, tmp_path, "report", "a", "--detail")
     _runs(python, tmp_path, "compare", "a", "a", "--fail-if-slower", "50%", codes=(0, 3))
     _runs(python, tmp_path, "tune", "--dry-run", "--max-time", "20s", "-o", "b", job, codes=(0, 3))
+
+
+@pytest.mark.soak
+@pytest.mark.timeout(1800)
+def test_every_extra_works_with_the_oldest_versions_that_it_accepts(lowest_of_extras: Path, tmp_path: Path) -> None:
+    def run(*words: str) -> str:
+        return _runs(lowest_of_extras, tmp_path, *words)
+
+    job = str(ROOT / "examples/runs/images")
+    (tmp_path / "jobs.csv").write_text("job_id,submit_s,gpus,duration_s\n1,0,2,60\n2,5,4,90\n")
+    (tmp_path / "machines.csv").write_text("machine_id,start_s,end_s,cpu\na,0,900,1\nb,100,1800,1\n")
+    (tmp_path / "set-ups.csv").write_text(
+        "model,gpu,precision,layout,torch,compiled,img_size,batch,samples_per_s,step_ms,params_m,fwd_gmacs,macts\n"
+        "resnet50,RTX5090,amp,nchw,2.9,False,224,256,,,25.56,4.11,11.11\n"
+    )
+    simulate = ("simulate", "jobs.csv", "--cluster", "machines=2,gpus=4", "--policy", "fifo,las", "--json")
+    read = json.JSONDecoder().raw_decode  # the document; what stderr says stands behind it
+    here, spread = (read(run(*simulate, *engine))[0] for engine in ((), ("--engine", "ray")))
+    assert [row | {"took_s": 0} for row in spread["rows"]] == [row | {"took_s": 0} for row in here["rows"]]
+    assert "shrink" in run("overcommit", "machines.csv")
+    prices = ("--mean-life", "9h", "--price", "3", "--spot-price", "1", "--checkpoint-time", "5s", "--replays", "50")
+    assert "checkpoint" in run("spot", "plan", job, "--steps", "1000", *prices)
+    assert "Weibull" in run("spot", "fit", "K80/us-east1")
+    assert "resnet50" in run("predict", "--table", "set-ups.csv")
+    (tmp_path / "objects").mkdir()
+    for name in "abc":
+        (tmp_path / "objects" / name).write_bytes(os.urandom(50_000))
+    store = f"file://{tmp_path / 'objects'}"
+    run("data", "warm", store, "--cache", "cache", "--cache-size", "100MB")
+    run("data", "verify", store, "--cache", "cache")
+    assert "Usage" in run("schedule", "--help")
+    _serves_runs(lowest_of_extras, tmp_path)
+
+
+def _serves_runs(python: Path, folder: Path) -> None:
+    """`ui` answers, and ends when it is interrupted."""
+    words = [str(python.with_name("stallwise")), "ui", str(ROOT / "examples/runs"), "--no-browser", "--port", "0"]
+    printed = folder / "ui.txt"
+    with printed.open("w") as stdout, subprocess.Popen(words, stdout=stdout, stderr=stdout, cwd=folder) as server:
+        try:
+            (address,) = until(lambda: re.findall(r"http://\S+", printed.read_text()), explain=printed.read_text)
+            opener = urllib.request.build_opener(urllib.request.HTTPCookieProcessor())
+            with opener.open(address, timeout=100) as page:
+                assert b"ui.css" in page.read()
+        finally:
+            server.send_signal(signal.SIGINT)
+            server.wait(timeout=100)
+    assert server.returncode == 0, printed.read_text()

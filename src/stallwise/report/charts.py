@@ -324,7 +324,7 @@ SLOT_KINDS = {
     "forward": "forward",
     "backward": "backward",
     "update": "compute",
-    "exchange": "network",
+    "exchange": "interconnect",  # the network's blue is too near to backward's
 }
 
 

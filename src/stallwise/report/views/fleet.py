@@ -123,7 +123,7 @@ def _figures(receipt: FleetReceipt) -> TablePart:
             "",
         ),
     ]
-    columns = ("", number("planned"), number("80 %", 1), number("lived"), number("difference"))
+    columns = ("", number("planned"), number("80 % interval", 1), number("lived"), number("difference"))
     note = f"{show_usd(lived.on_demand_usd)} of the cost is for on-demand machines." if lived.on_demand_usd else ""
     return table(columns, rows, note=note)
 

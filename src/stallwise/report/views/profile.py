@@ -149,7 +149,7 @@ def rate_rows(profile: Profile) -> tuple[RateRow, ...]:
     """G, P, P per core, F and C."""
     rates = profile.rates
     # Where preparation was seen, so was the loader: storage that left nothing was most likely too fast.
-    traceless = NOT_MEASURED if rates.P is None else "no trace: too fast, or not measured"
+    traceless = NOT_MEASURED if rates.P is None else "too fast to leave a trace, or not measured"
     return (
         RateRow("G", "device with exchange", rates.G, NOT_MEASURED),
         RateRow("P", "all loader workers", rates.P, NOT_MEASURED),

@@ -194,10 +194,10 @@ def _stage(row: RateRow, narrowest: float, most: float, job: float | None) -> St
 
 
 def _rate_words(name: str, row: RateRow) -> str:
-    what = {"P/core": "One core prepares", "C": "The page cache delivers"}[name]
+    what, does = {"P/core": ("One core", "prepares"), "C": ("The page cache", "delivers")}[name]
     if row.rate is None:
         return f"{what}: {row.words}."
-    return f"{what} {show_number(row.rate.samples_per_s)} ({show_rate_bounds(row.rate)})."
+    return f"{what} {does} {show_number(row.rate.samples_per_s)} ({show_rate_bounds(row.rate)})."
 
 
 def _object_store(profile: Profile) -> Iterator[Part]:

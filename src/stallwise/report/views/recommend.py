@@ -239,7 +239,7 @@ def _front(recommendation: Recommendation) -> Iterator[TablePart]:
         PartColumn("where", priority=1),
         number("time"),
         number("cost"),
-        number("80 %", 3),
+        number("80 % interval", 3),
         PartColumn("bound by", priority=4),
     )
     rows = []

@@ -50,7 +50,7 @@ PARTS = {
 }
 """The parts of a predicted step, in the order in which they are shown."""
 
-_KINDS = {"compute": "compute", "exchange": "network", "copy": "copy", "data": "prep"}
+_KINDS = {"compute": "compute", "exchange": "interconnect", "copy": "copy", "data": "prep"}
 """Parts in the colours of the profile's."""
 _EVEN = 0.0005
 HIDDEN = "fully overlapped, or none"
@@ -354,7 +354,7 @@ def _picture(prediction: Prediction) -> Chart:
         f"{show_percent(last.efficiency)} of what no loss would give.",
         Axis(show_count, units, logarithmic=True, low=1.0, high=max(2.0, most), ticks=powers),
         # From half a GPU up: a step of several GPUs can be slower than twice that of one.
-        Axis(show_number, f"worth in single {units}", logarithmic=True, low=0.5, high=max(2.0, most), ticks=powers),
+        Axis(show_count, f"worth in single {units}", logarithmic=True, low=0.5, high=max(2.0, most), ticks=powers),
         (
             Series("no loss", ((1.0, 1.0), (most, most)), kind="ideal"),
             Series("predicted", tuple((gpus, _worth(point, point.step_s)) for gpus, point in points)),
