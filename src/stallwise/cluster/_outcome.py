@@ -2,6 +2,7 @@
 
 import math
 from dataclasses import dataclass
+from functools import cached_property
 
 import numpy as np
 import numpy.typing as npt
@@ -70,7 +71,7 @@ class ClusterSeries:
         )
 
 
-@dataclass(frozen=True, slots=True, kw_only=True, eq=False)
+@dataclass(frozen=True, kw_only=True, eq=False)
 class Outcome:
     """What happened to every job under one policy. Arrays are in the order of `jobs`."""
 
@@ -96,21 +97,21 @@ class Outcome:
     deflations: Counts | None = None
     """Times a job gave up GPUs instead of being stopped; None where jobs do not shrink."""
 
-    @property
+    @cached_property
     def arrival_s(self) -> Floats:
         return np.array([job.arrival_s for job in self.jobs])
 
-    @property
+    @cached_property
     def work_s(self) -> Floats:
         """Work of each job at full speed."""
         return np.array([job.work_s for job in self.jobs])
 
-    @property
+    @cached_property
     def deadline_s(self) -> Floats:
         """Seconds after its arrival by which each job should be done; NaN for those without."""
         return np.array([math.nan if job.deadline_s is None else job.deadline_s for job in self.jobs])
 
-    @property
+    @cached_property
     def gpus(self) -> Counts:
         """Gang size of each job."""
         return np.array([job.gpus for job in self.jobs], dtype=np.int64)

@@ -93,9 +93,10 @@ def with_arrivals(
 
 def check_jobs(jobs: Sequence[Job], gpus: int) -> None:
     """Raise `InputError` for jobs that cannot be simulated: impossible times or gangs, ids that occur twice."""
-    counts = Counter(job.id for job in jobs)
     problems = [text for job in jobs for text in job_faults(job, gpus)]
-    problems += [f"{count} jobs are called {name!r}" for name, count in counts.items() if count > 1]
+    if len({job.id for job in jobs}) < len(jobs):
+        counts = Counter(job.id for job in jobs)
+        problems += [f"{count} jobs are called {name!r}" for name, count in counts.items() if count > 1]
     if not jobs:
         problems = ["there are no jobs"]
     if problems:
@@ -105,14 +106,14 @@ def check_jobs(jobs: Sequence[Job], gpus: int) -> None:
 
 def job_faults(job: Job, gpus: int) -> list[str]:
     """List what is wrong with one job on a cluster of `gpus` GPUs, as phrases."""
-    where = f"job {job.id!r}" + (f" (line {job.line})" if job.line is not None else "")
     phrases = []
-    if not (math.isfinite(job.arrival_s) and job.arrival_s >= 0):
-        phrases.append(f"{where} arrives at {job.arrival_s} s")
-    if not (math.isfinite(job.work_s) and job.work_s > 0):
-        phrases.append(f"{where} has {job.work_s} s of work")
+    if not 0 <= job.arrival_s < math.inf:
+        phrases.append(f"arrives at {job.arrival_s} s")
+    if not 0 < job.work_s < math.inf:
+        phrases.append(f"has {job.work_s} s of work")
     if job.gpus < 1:
-        phrases.append(f"{where} asks for {job.gpus} GPUs")
+        phrases.append(f"asks for {job.gpus} GPUs")
     if job.gpus > gpus:
-        phrases.append(f"{where} asks for {job.gpus} GPUs, the cluster has {gpus}")
-    return phrases
+        phrases.append(f"asks for {job.gpus} GPUs, the cluster has {gpus}")
+    where = "" if job.line is None else f" (line {job.line})"
+    return [f"job {job.id!r}{where} {phrase}" for phrase in phrases]

@@ -29,7 +29,7 @@ from stallwise.cluster.engine._placement import (
 )
 from stallwise.cluster.engine._queue import QUEUES, USER, rank
 from stallwise.cluster.engine._topology import mark
-from stallwise.cluster.engine.compile import inner
+from stallwise.cluster.engine.compile import inlined, inner
 from stallwise.cluster.engine.state import (
     BUSY,
     DEMAND,
@@ -181,7 +181,7 @@ def least_waiting(state):
     return least
 
 
-@inner
+@inlined
 def _serve_free(params, jobs, topology, state, now):
     """Step 4: start the jobs that fit into what is free."""
     last, least = topology.domains.shape[0] - 1, least_waiting(state)
@@ -191,7 +191,10 @@ def _serve_free(params, jobs, topology, state, now):
         job = state.order[i]
         if jobs[job].state != WAITING or (params.by == USER and jobs[job].key == np.inf):
             continue
-        placed = place(params, jobs, topology, state, job, now, topology.free)
+        # `place` would find out by itself, but most jobs of a long queue are not worth the call.
+        placed = topology.free[last, 0] >= jobs[job].gang and place(
+            params, jobs, topology, state, job, now, topology.free
+        )
         if params.deflate < 1.0 and not placed:
             placed = place_fewer(params, jobs, topology, state, job, now, topology.free)
         if placed:

@@ -13,7 +13,7 @@ from stallwise.cluster.engine._decide import decide, least_waiting
 from stallwise.cluster.engine._placement import ROUNDS, kept_speed, settle
 from stallwise.cluster.engine._queue import USER
 from stallwise.cluster.engine._topology import key_of
-from stallwise.cluster.engine.compile import compiled, inner
+from stallwise.cluster.engine.compile import compiled, inlined, inner
 from stallwise.cluster.engine.events import (
     arrive,
     extend_lease,
@@ -104,7 +104,7 @@ def _set_speed(params, jobs, topology, state, job, now):
     return True
 
 
-@inner
+@inlined
 def resolve(params, jobs, topology, state, now):
     """Give speeds to the jobs that need one; unknown ones stay in `need`. True when none is left."""
     kept = 0
@@ -124,7 +124,7 @@ MOST_USER_RETRIES = 20_000
 """Of a policy in Python, which is asked every time: two weeks without a start."""
 
 
-@inner
+@inlined
 def _carry_out(params, jobs, topology, state, now):
     """After a pass: collect the jobs whose speed must be (re)computed, and plan what follows from stops."""
     for i in range(state.tally[N_ACTS]):

@@ -12,7 +12,7 @@ and equals stay in the order they had.
 import numpy as np
 
 from stallwise.cluster.engine._topology import machines_for, tightest
-from stallwise.cluster.engine.compile import compiled, inner
+from stallwise.cluster.engine.compile import compiled, inlined, inner
 from stallwise.cluster.engine.state import DONE, N_ENDED, N_FRESH, N_ORDER, N_SAMPLE, RUNNING, WAITING
 
 ARRIVAL, WORK, REMAINING, REMAINING_SERVICE, TIME, SERVICE, QUEUES, GITTINS, EFFICIENCY, TURNS, USER = range(11)
@@ -20,7 +20,7 @@ MANY = 48
 """New jobs at one event from which sorting from scratch is cheaper."""
 
 
-@inner
+@inlined
 def ran(jobs, job, now):
     """Return the seconds with GPUs until now."""
     if jobs[job].state == RUNNING:
@@ -28,7 +28,7 @@ def ran(jobs, job, now):
     return jobs[job].ran
 
 
-@inner
+@inlined
 def left(jobs, job, now):
     """Return the work left, in seconds at full speed."""
     if jobs[job].state == RUNNING and now > jobs[job].since:
@@ -43,7 +43,7 @@ def waited(params, jobs, job, now):
     return current + jobs[job].waited if params.survives else current
 
 
-@inner
+@inlined
 def _efficiency(jobs, job, now):
     """Return Dally's S: work done over the time it took, 0 before the first run."""
     spent = ran(jobs, job, now)
@@ -106,7 +106,7 @@ def remember(state, service):
         state.sums[k + 1] = state.sums[k] + sample[k]
 
 
-@inner
+@inlined
 def set_key(params, jobs, state, job, now):
     """Compute the sort key of a job at `now`."""
     by = params.by
@@ -163,7 +163,18 @@ def _set_shrunk_key(params, jobs, state, job, now):
         jobs[job].key, jobs[job].key2 = -gittins(params, state, had), had
 
 
-@inner
+@inlined
+def _renew_key(params, jobs, state, job, now, moving):
+    """Compute a job's sort key; a waiting job keeps its own, except where time or the ends of other jobs change it."""
+    if moving or jobs[job].state == RUNNING or not jobs[job].keyed:
+        if params.deflate < 1.0:
+            _set_shrunk_key(params, jobs, state, job, now)
+        else:
+            set_key(params, jobs, state, job, now)
+        jobs[job].keyed = 1
+
+
+@inlined
 def _before(jobs, a, b):
     return jobs[a].key < jobs[b].key or (jobs[a].key == jobs[b].key and jobs[a].key2 < jobs[b].key2)
 
@@ -175,18 +186,35 @@ def _comes_before(jobs, a, b):
     return _before(jobs, a, b)
 
 
-@inner
-def _insert(jobs, order, total):
-    for i in range(1, total):
+@inlined
+def _sort_unsettled(params, jobs, state, now, moving):
+    """Drop ended jobs, compute sort keys and insert each job where it belongs, in one walk over the queue."""
+    order, kept = state.order, 0
+    for i in range(state.tally[N_ORDER]):
         job = order[i]
-        if not _before(jobs, job, order[i - 1]):
+        if jobs[job].state == DONE:
             continue
-        at = i - 1
-        while at > 0 and _before(jobs, job, order[at - 1]):
-            at -= 1
-        for k in range(i, at, -1):
-            order[k] = order[k - 1]
-        order[at] = job
+        _renew_key(params, jobs, state, job, now, moving)
+        if kept == 0 or not _before(jobs, job, order[kept - 1]):
+            order[kept] = job
+        else:
+            # Most jobs move by few places: steps back that double, then halving what lies between the last two.
+            high, step = kept - 1, 1
+            while step <= high and _before(jobs, job, order[high - step]):
+                high -= step
+                step *= 2
+            low = max(0, high - step + 1)
+            while low < high:
+                middle = (low + high) // 2
+                if _before(jobs, job, order[middle]):
+                    high = middle
+                else:
+                    low = middle + 1
+            for k in range(kept, low, -1):
+                order[k] = order[k - 1]
+            order[low] = job
+        kept += 1
+    state.tally[N_ORDER], state.tally[N_ENDED] = kept, 0
 
 
 @inner
@@ -224,24 +252,17 @@ def rank(params, jobs, state, now):
         return
     standing = params.by == ARRIVAL and params.age == np.inf
     moving = params.age < np.inf or (params.by == GITTINS and state.tally[N_ENDED] > 0)
-    # Arrivals are in order already: ended jobs are skipped until they number the root of the queue's length.
-    if not standing or state.tally[N_ENDED] * state.tally[N_ENDED] > state.tally[N_ORDER]:
+    if standing:
+        # Arrivals are in order already: ended jobs are skipped until they number the root of the queue's length.
+        if state.tally[N_ENDED] * state.tally[N_ENDED] > state.tally[N_ORDER]:
+            _drop_ended(jobs, state)
+    elif state.tally[N_FRESH] > MANY:
         _drop_ended(jobs, state)
-    if not standing:
-        total = state.tally[N_ORDER]
-        for i in range(total):
-            job = state.order[i]
-            # A waiting job keeps its key, except where time or the ends of other jobs change it.
-            if moving or jobs[job].state == RUNNING or not jobs[job].keyed:
-                if params.deflate < 1.0:
-                    _set_shrunk_key(params, jobs, state, job, now)
-                else:
-                    set_key(params, jobs, state, job, now)
-                jobs[job].keyed = 1
-        if state.tally[N_FRESH] > MANY:
-            _sort_anew(jobs, state.order, total)
-        else:
-            _insert(jobs, state.order, total)
+        for i in range(state.tally[N_ORDER]):
+            _renew_key(params, jobs, state, state.order[i], now, moving)
+        _sort_anew(jobs, state.order, state.tally[N_ORDER])
+    else:
+        _sort_unsettled(params, jobs, state, now, moving)
     state.tally[N_FRESH] = 0
 
 

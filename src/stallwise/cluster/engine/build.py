@@ -60,14 +60,13 @@ def kinds_of(jobs: Sequence[Job], speed: Speed) -> SpeedKinds:
     """Group jobs by gang and by what their speed depends on."""
     numbers: dict[Any, int] = {}
     examples: list[Job] = []
-    of = np.zeros(len(jobs), dtype=np.int64)
-    for index, job in enumerate(jobs):
-        key = (speed.kind(job), job.gpus)
-        if key not in numbers:
-            numbers[key] = len(examples)
+    of: list[int] = []
+    for job in jobs:
+        number = numbers.setdefault((speed.kind(job), job.gpus), len(examples))
+        if number == len(examples):
             examples.append(job)
-        of[index] = numbers[key]
-    return SpeedKinds(of, tuple(examples))
+        of.append(number)
+    return SpeedKinds(np.array(of, dtype=np.int64), tuple(examples))
 
 
 def params_of(

@@ -43,6 +43,15 @@ def inner(function: Callable[..., Any]) -> Any:
     return _njit(no_cpython_wrapper=True, **_OPTIONS)(function)
 
 
+def inlined(function: Callable[..., Any]) -> Any:
+    """Compile as part of the functions that call it, always copied into them.
+
+    A call passes the descriptors of all arrays, some 250 numbers: for what runs many times per event, or is called from
+    one place only, this costs more than the body.
+    """
+    return _njit(no_cpython_wrapper=True, forceinline=True, **_OPTIONS)(function)
+
+
 @functools.cache
 def _stamp(folder: Path) -> tuple[float, int]:
     """Stamp that changes with any file of the folder, of this one, and with the random numbers that both may draw."""

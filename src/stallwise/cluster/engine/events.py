@@ -11,7 +11,7 @@ import numpy as np
 
 from stallwise.cluster.engine._placement import LEASED, NOW, ROUNDS, stop, vacate
 from stallwise.cluster.engine._queue import QUEUES, gpu_seconds, ran, remember
-from stallwise.cluster.engine.compile import compiled, inner
+from stallwise.cluster.engine.compile import compiled, inlined, inner
 from stallwise.cluster.engine.state import (
     ADMITTED,
     ARRIVED,
@@ -314,7 +314,7 @@ def _expire(params, jobs, topology, state, job, now):
             need_speed(state, partner)
 
 
-@inner
+@inlined
 def happen(params, jobs, topology, state, now):
     """Process every event of this moment; True where a round or slice ends."""
     ended = False
