@@ -81,7 +81,7 @@ def _imported(node: ast.AST) -> Iterator[str]:
 
 PRIVATE_NAMES = (
     *("analysis", "buckets", "cloud", "cluster", "data", "deflate", "elastic", "fleet", "hardware", "machine"),
-    *("model", "overcommit", "record", "report", "run", "slurm", "spot", "tune", "workload"),
+    *("model", "overcommit", "record", "report", "run", "slurm", "spot", "tune", "web", "workload"),
 )
 """Packages in which every module that no other package imports says so by its name."""
 

@@ -14,7 +14,7 @@ from stallwise.cloud.request import RecommendRequest
 from stallwise.cluster.speed._profiles import LayerProfiles, network_of, own_profile
 from stallwise.cluster.speed.base import Shape
 from stallwise.hardware import load_catalog
-from stallwise.web.forms import SliderPositions
+from stallwise.web._forms import SliderPositions
 from stallwise.web.predict import RentTerms, predict_own, predict_rented
 from stallwise.web.runs import OpenRun
 from tests.conftest import ROOT, Cli

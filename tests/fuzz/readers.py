@@ -51,7 +51,7 @@ from stallwise.slurm.observation import steps_per_s
 from stallwise.slurm.snapshot import read_snapshot
 from stallwise.spot.lifetimes.readers import read_log
 from stallwise.spot.plan.prices import read_prices
-from stallwise.web import simulations
+from stallwise.web import _simulations as simulations
 from tests.cluster.traces import test_formats as cluster_traces
 from tests.hardware.test_machine import whole as whole_machine
 from tests.overcommit import test_traces as overcommit_traces

@@ -28,8 +28,8 @@ from stallwise.analysis.compare import compare
 from stallwise.errors import InputError, StallwiseError
 from stallwise.report.html import stylesheet
 from stallwise.report.views import profile_page, recommend, whatif
-from stallwise.web import simulations
-from stallwise.web.documents import (
+from stallwise.web import _simulations as simulations
+from stallwise.web._documents import (
     comparison_document,
     curve_document,
     figures_document,
@@ -38,7 +38,7 @@ from stallwise.web.documents import (
     prediction_document,
     run_document,
 )
-from stallwise.web.forms import query_integer, sliders_of
+from stallwise.web._forms import query_integer, sliders_of
 from stallwise.web.predict import (
     RentTerms,
     predict_own,

@@ -30,7 +30,7 @@ from stallwise.report.views.recommend import show_age, show_own_machine, show_re
 from stallwise.run.manifest import JobRecord
 from stallwise.sentences import Sentence
 from stallwise.units import BITS_PER_BYTE
-from stallwise.web.forms import SliderPositions, query_integer, query_number, shell_command
+from stallwise.web._forms import SliderPositions, query_integer, query_number, shell_command
 from stallwise.web.runs import OpenRun
 
 QUICK_REPLAYS = 300

@@ -37,7 +37,7 @@ from stallwise.report.views.whatif import (
     show_speedup,
 )
 from stallwise.run.manifest import Manifest
-from stallwise.web.forms import SliderPositions, shell_command
+from stallwise.web._forms import SliderPositions, shell_command
 from stallwise.web.predict import RentedFleet, RentTerms, predict_own, predict_rented
 from stallwise.web.runs import FolderListing, OpenRun
 

@@ -12,7 +12,7 @@ from stallwise.errors import InputError
 from stallwise.report.format import show_percent, show_seconds
 from stallwise.report.views.simulate import COLUMNS, JOB_COLUMNS
 from stallwise.sentences import Sentence, read_sentence
-from stallwise.web.forms import query_integer
+from stallwise.web._forms import query_integer
 
 if TYPE_CHECKING:
     from stallwise.run.table import Table
