@@ -12,7 +12,8 @@ from torch import nn
 from torch.nn.parallel import DistributedDataParallel
 from torch.profiler import profile, schedule
 
-from stallwise.buckets import carried_out, planned_ddp
+from stallwise.buckets import planned_ddp
+from stallwise.buckets._ddp import carried_out
 
 WIDTHS, BATCH, STEPS = (300, 500, 400, 600, 500, 400, 200, 10), 32, 3
 

@@ -6,7 +6,7 @@ model = planned_ddp(model, "plan.json")     # instead of DistributedDataParallel
 
     plan.py      the plan and its file
     search.py    the plan with the shortest predicted step (`stallwise whatif` writes it)
-    ddp.py       DDP with the buckets of a plan; needs torch
+    _ddp.py      DDP with the buckets of a plan; needs torch
 """
 
 from typing import TYPE_CHECKING
@@ -14,14 +14,13 @@ from typing import TYPE_CHECKING
 from stallwise.lazy import loader
 
 if TYPE_CHECKING:
-    from stallwise.buckets._ddp import applied_plan, carried_out, planned_ddp
+    from stallwise.buckets._ddp import applied_plan, planned_ddp
     from stallwise.buckets.plan import BucketPlan, GradientBucket, read_plan, write_plan
 
 __all__ = [
     "BucketPlan",
     "GradientBucket",
     "applied_plan",
-    "carried_out",
     "planned_ddp",
     "read_plan",
     "write_plan",
@@ -34,7 +33,6 @@ __getattr__ = loader(
         "BucketPlan": "plan",
         "GradientBucket": "plan",
         "applied_plan": "_ddp",
-        "carried_out": "_ddp",
         "planned_ddp": "_ddp",
         "read_plan": "plan",
         "write_plan": "plan",
