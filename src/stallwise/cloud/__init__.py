@@ -7,7 +7,7 @@ budget.
     options.py       a bid in full, and staying on the run's own machine
     recommend.py     the whole recommendation
     layouts.py       the same for a transformer that was not run: fleets and layouts
-    explanation.py   its sentences: answer, reasons, warnings, assumptions, alternatives
+    _explanation.py  its sentences: answer, reasons, warnings, assumptions, alternatives
     handover.py      SkyPilot, torchrun and Slurm
     measured.py      the best of measured configurations (Stash's recommender)
     instances.py     listed instance types under networks (Stash's study without machines)
@@ -24,14 +24,13 @@ from stallwise.lazy import loader
 if TYPE_CHECKING:
     from stallwise.cloud.handover import estimator
     from stallwise.cloud.recommend import Recommendation
-    from stallwise.cloud.request import PriceTerms, RecommendRequest, SpotTerms
+    from stallwise.cloud.request import RecommendRequest, SpotTerms
 
-__all__ = ["PriceTerms", "RecommendRequest", "Recommendation", "SpotTerms", "estimator"]
+__all__ = ["RecommendRequest", "Recommendation", "SpotTerms", "estimator"]
 
 __getattr__ = loader(
     __name__,
     {
-        "PriceTerms": "request",
         "RecommendRequest": "request",
         "Recommendation": "recommend",
         "SpotTerms": "request",
