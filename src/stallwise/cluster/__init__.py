@@ -22,7 +22,7 @@ if TYPE_CHECKING:
     from stallwise.cluster.job import Job
     from stallwise.cluster.live import Scheduler
     from stallwise.cluster.policies.base import Policy
-    from stallwise.cluster.policies.catalog import policy_named, policy_of
+    from stallwise.cluster.policies.catalog import policy_named
     from stallwise.cluster.simulator import simulate
     from stallwise.cluster.speed.base import Speed
     from stallwise.cluster.sweep.cases import NamedCluster, SimulationResult, Sweep
@@ -48,7 +48,6 @@ __all__ = [
     "compare_policies",
     "parse_cluster",
     "policy_named",
-    "policy_of",
     "read_trace",
     "run_sweep",
     "simulate",
@@ -72,7 +71,6 @@ __getattr__ = loader(
         "compare_policies": "sweep.compare",
         "parse_cluster": "topology",
         "policy_named": "policies.catalog",
-        "policy_of": "policies.catalog",
         "read_trace": "traces._formats",
         "run_sweep": "sweep.sweep",
         "simulate": "simulator",

@@ -14,7 +14,7 @@ from stallwise.cluster.job import Job
 from stallwise.cluster.live import Scheduler
 from stallwise.cluster.policies import ClusterView, JobView, policy_named, policy_of
 from stallwise.cluster.simulator import RestartCosts, simulate
-from stallwise.cluster.speed import Penalty
+from stallwise.cluster.speed.base import Penalty
 from stallwise.cluster.sweep.cases import Sweep, simulate_cases
 from stallwise.cluster.sweep.local import LocalEngine
 from stallwise.cluster.sweep.results import ResultsFile

@@ -7,6 +7,6 @@
 | _tables   | from measured step times and throughputs: Pollux, Sia, Gavel                     |
 """
 
-from stallwise.cluster.speed.base import FullSpeed, Penalty, Shape, Speed
+from stallwise.cluster.speed.base import FullSpeed, Shape, Speed
 
-__all__ = ["FullSpeed", "Penalty", "Shape", "Speed"]
+__all__ = ["FullSpeed", "Shape", "Speed"]

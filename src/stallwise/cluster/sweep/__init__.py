@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING
 from stallwise.lazy import loader
 
 if TYPE_CHECKING:
-    from stallwise.cluster.sweep.cases import Case, NamedCluster, SimulationResult, Sweep
+    from stallwise.cluster.sweep.cases import NamedCluster, SimulationResult, Sweep
     from stallwise.cluster.sweep.compare import SimulationComparison, compare_policies
     from stallwise.cluster.sweep.local import LocalEngine
     from stallwise.cluster.sweep.ray import RayEngine
@@ -23,7 +23,6 @@ if TYPE_CHECKING:
     from stallwise.cluster.sweep.sweep import run_sweep
 
 __all__ = [
-    "Case",
     "LocalEngine",
     "NamedCluster",
     "RayEngine",
@@ -38,7 +37,6 @@ __all__ = [
 __getattr__ = loader(
     __name__,
     {
-        "Case": "cases",
         "LocalEngine": "local",
         "NamedCluster": "cases",
         "RayEngine": "ray",

@@ -15,12 +15,11 @@ from typing import TYPE_CHECKING
 from stallwise.lazy import loader
 
 if TYPE_CHECKING:
-    from stallwise.cluster.traces._formats import FORMATS, read_trace
+    from stallwise.cluster.traces._formats import read_trace
     from stallwise.cluster.traces.rows import RowProblem, Trace, mark_misfits, usable_trace
     from stallwise.cluster.traces.speeds import MeasuredSpeeds, trace_speeds
 
 __all__ = [
-    "FORMATS",
     "MeasuredSpeeds",
     "RowProblem",
     "Trace",
@@ -33,7 +32,6 @@ __all__ = [
 __getattr__ = loader(
     __name__,
     {
-        "FORMATS": "_formats",
         "MeasuredSpeeds": "speeds",
         "RowProblem": "rows",
         "Trace": "rows",
