@@ -2,8 +2,8 @@
 
 | module | what it holds |
 | --- | --- |
-| `dataset` | `BucketDataset`: a map-style dataset whose samples are objects |
-| `accounts` | what loading has cost: samples, bytes, requests, seconds |
+| `_dataset` | `BucketDataset`: a map-style dataset whose samples are objects |
+| `_accounts` | what loading has cost: samples, bytes, requests, seconds |
 | `samplers/` | `Lookahead` (announces the order), `StickySampler`, `ImportanceSampler` |
 | `objects/` | the object store, its index, single fetches, a helper process that keeps obstore out of ranks |
 | `prefetch/` | loading before a sample is needed: order, threads, pace |

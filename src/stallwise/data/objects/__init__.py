@@ -1,3 +1,3 @@
-"""Objects of a store: opening it (`store`), indexing it (`index`), reading one object (`fetch`), reading from a helper
+"""Objects of a store: opening it (`store`), indexing it (`index`), reading one object (`_fetch`), reading from a helper
 process (`helper`).
 """

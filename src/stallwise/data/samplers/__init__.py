@@ -1,3 +1,3 @@
-"""Samplers: `lookahead` announces the order to the dataset, `sticky` keeps samples on the same node, `importance` draws
-by weight.
+"""Samplers: `_lookahead` announces the order to the dataset, `_sticky` keeps samples on the same node, `_importance`
+draws by weight.
 """
