@@ -2,7 +2,7 @@
 
 response     what would happen: a recorded job with less CPU, memory, bandwidth or GPU
 act          deflate a process or control group, and undo it
-limits       which control group limits the target, and to what; cgroups: reading and writing them
+_limits      which control group limits the target, and to what; cgroups: reading and writing them
 requests     requests to the job's ranks to take a smaller part of the batch
 journal      the state before, on disk, and the keeper that restores it
 processes    process identity, trees and CPU use

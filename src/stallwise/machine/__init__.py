@@ -5,7 +5,7 @@ doctor             which features of Stallwise this machine supports, and what t
 characterize       disk, image decoding, GPUs and links into one machine record; `device` measures the GPUs
 links, link_rank   all-reduces over message sizes, and the line fitted to them; the ranks that time them
 study              stalls of many networks on links of several rates, fitted to features of the networks;
-                   `study_hosts` shapes the links, `study_rank` runs the networks
+                   `_study_hosts` shapes the links, `study_rank` runs the networks
 """
 
 from typing import TYPE_CHECKING
