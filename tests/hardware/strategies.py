@@ -4,9 +4,9 @@ import datetime as dt
 
 from hypothesis import strategies as st
 
-from stallwise.hardware import Gpu, Instance, Link, Offer, Origin, Query, Storage
 from stallwise.hardware.board import Board
-from stallwise.hardware.gpu import pcie
+from stallwise.hardware.gpu import Gpu, Link, Origin, pcie
+from stallwise.hardware.instance import Instance, Offer, Query, Storage
 from stallwise.units import GB, GIB
 
 NAMES = st.text("abcdefgXYZ0123456789-._", min_size=1, max_size=12)

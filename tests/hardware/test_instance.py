@@ -5,8 +5,7 @@ from dataclasses import fields, replace
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from stallwise.hardware import Offer, Query, matches
-from stallwise.hardware.instance import by_gpu_price, by_price, nearest
+from stallwise.hardware.instance import Offer, Query, by_gpu_price, by_price, matches, nearest
 from tests.hardware.strategies import OFFERS, queries
 
 SOME_OFFERS = st.lists(OFFERS, min_size=1, max_size=6)

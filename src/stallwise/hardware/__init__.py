@@ -7,25 +7,14 @@ gives is `None`.
     board          what the GPUs of a machine share: NVLink groups, switches, up-links
     instance       storage, instance types, offers, queries
     prices         ages of prices; object stores and data transfer
-    catalog        shipped tables with the user's own laid over them; `tables` reads and writes their rows
-    imports        price lists into the user's folder; `skypilot` reads SkyPilot's format
+    catalog        shipped tables with the user's own laid over them; `_tables` reads and writes their rows
+    imports        price lists into the user's folder; `_skypilot` reads SkyPilot's format
     machine        measured machine records
     coefficients   fitted coefficients that the package ships
 """
 
 from stallwise.hardware.catalog import Catalog, load_catalog
-from stallwise.hardware.gpu import Gpu, Link, Origin
-from stallwise.hardware.instance import Instance, Offer, Query, Storage, matches
+from stallwise.hardware.gpu import Gpu, Link
+from stallwise.hardware.instance import Instance, Offer
 
-__all__ = [
-    "Catalog",
-    "Gpu",
-    "Instance",
-    "Link",
-    "Offer",
-    "Origin",
-    "Query",
-    "Storage",
-    "load_catalog",
-    "matches",
-]
+__all__ = ["Catalog", "Gpu", "Instance", "Link", "Offer", "load_catalog"]
