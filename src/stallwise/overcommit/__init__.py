@@ -19,29 +19,16 @@ from stallwise.lazy import loader
 if TYPE_CHECKING:
     from stallwise.overcommit.comparison import OvercommitComparison, overcommit
     from stallwise.overcommit.resources import Hosts, VirtualMachines
-    from stallwise.overcommit.simulator import HostingOutcome, host_machines
     from stallwise.overcommit.traces import read_hosts, read_machines, read_use
 
-__all__ = [
-    "HostingOutcome",
-    "Hosts",
-    "OvercommitComparison",
-    "VirtualMachines",
-    "host_machines",
-    "overcommit",
-    "read_hosts",
-    "read_machines",
-    "read_use",
-]
+__all__ = ["Hosts", "OvercommitComparison", "VirtualMachines", "overcommit", "read_hosts", "read_machines", "read_use"]
 
 __getattr__ = loader(
     __name__,
     {
         "Hosts": "resources",
-        "HostingOutcome": "simulator",
         "OvercommitComparison": "comparison",
         "VirtualMachines": "resources",
-        "host_machines": "simulator",
         "overcommit": "comparison",
         "read_hosts": "traces",
         "read_machines": "traces",
