@@ -8,7 +8,8 @@ from pathlib import Path
 import pytest
 
 from stallwise.errors import InputError
-from stallwise.run.traces import read_bcaffe, read_cluster_sim, read_dreamddp, read_layers, read_pipedream
+from stallwise.run.traces import read_bcaffe, read_layers
+from stallwise.run.traces._layer_files import read_cluster_sim, read_dreamddp, read_pipedream
 
 BCAFFE = """\
 I0214 23:25:18.918774 37167 distributed.cpp:112] [0, 100, 0, 0]
