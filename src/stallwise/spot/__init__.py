@@ -13,7 +13,7 @@ from stallwise.lazy import loader
 if TYPE_CHECKING:
     from stallwise.spot.lifetimes.fit import estimate_lifetime, fit_log
     from stallwise.spot.lifetimes.readers import read_log
-    from stallwise.spot.plan.fleet import MachineKind, SpotFleet
+    from stallwise.spot.plan.fleet import MachineKind
     from stallwise.spot.plan.planner import make_plan
     from stallwise.spot.plan.prices import PriceRule, SpotPrices, read_prices
     from stallwise.spot.plan.request import SpotPlan, SpotRequest
@@ -21,7 +21,6 @@ if TYPE_CHECKING:
 __all__ = [
     "MachineKind",
     "PriceRule",
-    "SpotFleet",
     "SpotPlan",
     "SpotPrices",
     "SpotRequest",
@@ -37,7 +36,6 @@ __getattr__ = loader(
     {
         "MachineKind": "plan.fleet",
         "PriceRule": "plan.prices",
-        "SpotFleet": "plan.fleet",
         "SpotPlan": "plan.request",
         "SpotPrices": "plan.prices",
         "SpotRequest": "plan.request",
