@@ -19,7 +19,7 @@ from typing import TYPE_CHECKING
 from stallwise.lazy import loader
 
 if TYPE_CHECKING:
-    from stallwise.record.api import ProfilingSession, batches, profiling, step
+    from stallwise.record.api import batches, profiling, step
     from stallwise.record.join import join_parts
     from stallwise.record.launch import Launch, ProfileOutcome, ProfileProgress, TorchrunOptions, run_profile
     from stallwise.record.rank.environment import RecordSettings
@@ -28,7 +28,6 @@ __all__ = [
     "Launch",
     "ProfileOutcome",
     "ProfileProgress",
-    "ProfilingSession",
     "RecordSettings",
     "TorchrunOptions",
     "batches",
@@ -44,7 +43,6 @@ __getattr__ = loader(
         "Launch": "launch",
         "ProfileOutcome": "launch",
         "ProfileProgress": "launch",
-        "ProfilingSession": "api",
         "RecordSettings": "rank.environment",
         "TorchrunOptions": "launch",
         "batches": "api",

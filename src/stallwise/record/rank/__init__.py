@@ -1,1 +1,1 @@
-"""One rank of a profiled job: `main` runs the `script` under the `recorder`, which follows the `schedule` of phases."""
+"""One rank of a profiled job: `main` runs the `script` under the `recorder`, whose phases `_schedule` plans."""
