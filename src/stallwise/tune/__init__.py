@@ -14,10 +14,9 @@ from typing import TYPE_CHECKING
 from stallwise.lazy import loader
 
 if TYPE_CHECKING:
-    from stallwise.tune.knobs import Knobs
     from stallwise.tune.search import TuneResult, tune
     from stallwise.tune.trials import TrialRunner
 
-__all__ = ["Knobs", "TrialRunner", "TuneResult", "tune"]
+__all__ = ["TrialRunner", "TuneResult", "tune"]
 
-__getattr__ = loader(__name__, {"Knobs": "knobs", "TrialRunner": "trials", "TuneResult": "search", "tune": "search"})
+__getattr__ = loader(__name__, {"TrialRunner": "trials", "TuneResult": "search", "tune": "search"})
