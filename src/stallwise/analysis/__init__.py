@@ -5,7 +5,7 @@
     analysis        `Analysis`: a run that was opened, with everything that follows from it
     split           the step taken apart into compute and stalls, with intervals
     observed        what was not ablated, by cause: host, the script's own data code
-    remedies        what to do about a part that was observed
+    _remedies       what to do about a part that was observed
     bottleneck      the part that limits the step, and what would remove it
     profile         everything a profile shows, with each rank's own times
     compare         summaries of runs, and two of them compared

@@ -2,9 +2,9 @@
 
     import_   writes the run of some device traces
     layers    writes the run of a layer file, and the layer file of a run
-    ranks     several ranks on one clock, with their steps, passes and shared collectives
-    steps     what each step waits for, the split of each rank, the critical path
-    model     gradients, passes and gradient buckets of the traced model
+    _ranks    several ranks on one clock, with their steps, passes and shared collectives
+    _steps    what each step waits for, the split of each rank, the critical path
+    _model    gradients, passes and gradient buckets of the traced model
     view      what `stallwise trace show` prints
 
 `run.traces` reads the files.
