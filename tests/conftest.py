@@ -157,10 +157,16 @@ FIRST = (
     "tests/cluster/",
     "tests/web/",
     "tests/tune/",
+    "tests/cli/test_machine.py",
     "tests/cli/test_tune.py",
-    "tests/cli/test_recommend.py",
     "tests/docs/",
+    "tests/fleet/",
+    "tests/scripts/",
     "tests/validation/",
+    "tests/cli/test_recommend.py",
+    "tests/cloud/test_handover.py",
+    "tests/machine/",
+    "tests/test_package.py",
 )
 
 

@@ -164,7 +164,7 @@ def test_spot_is_exactly_what_spot_plan_says(ask: Cli, run: str, tmp_path: Path,
         "published": ("--lifetimes", "K80/us-east1"),
         "log": ("--lifetimes", str(_series(tmp_path))),
     }[lives]
-    few = ("--clouds", "aws", "--max-nodes", "1" if lives == "log" else "4")
+    few = ("--clouds", "aws", *(("--max-nodes", "1") if lives == "log" else ("--max-nodes", "4", "--gpu", "V100")))
     found = _json(ask, run, *WORK, "--spot-only", *given, *few)
     pick = found["pick"]
     plan = json.loads(ask(*found["spot_plan"][1:], "--json").stdout)
