@@ -9,10 +9,10 @@ from typing import Any
 from stallwise.report.schemas import sentence_codes
 
 # Names and facts of several words, and those in words beside a code: `binding` beside `binds`, `differs` and `said`
-# beside `name`. Sources and notes of the catalog are citations.
+# beside `name`, `facts.message` beside `kind`. Sources, prices and notes of the catalog are citations.
 _NO_SENTENCES = re.compile(
     r"\.(name|phase|differs|system|python|before|after|tier|binding|source|sources\.[\w-]+|note|fleet|said|planned|best"
-    r"|cpu_model|prices|method|path|out|run|script|kind|where|arrivals|loads?|cluster|host)$"
+    r"|cpu_model|prices|facts\.message|method|path|out|run|script|kind|where|arrivals|loads?|cluster|host)$"
 )
 
 

@@ -26,6 +26,14 @@ SPOT = ("--price", "3", "--spot-price", "1", "--checkpoint-time", "5s", "--repla
             "Type 12s, 12min or 12h. Option: --mean-life.",
         ),
         (("spot", "plan", RUN, "--steps", "9", *SPOT, "--mean-life", "9h", "--budget", "-3"), "Option: --budget."),
+        (
+            ("spot", "plan", RUN, "--steps", "100000000000", *SPOT, "--mean-life", "1h"),
+            "too many to replay it 50 times. Plan a shorter job. Option: --steps.",
+        ),
+        (
+            ("spot", "plan", RUN, "--steps", "1000000000", *SPOT, "--mean-life", "1h", "--replays", "100000"),
+            "Option: --replays.",
+        ),
         (("recommend", RUN, "--epochs", "9", "--deadline", "12"), "Type 12s, 12min or 12h. Option: --deadline."),
         (("recommend", RUN, "--epochs", "9", "--startup", "3"), "Option: --startup."),
         (("recommend", RUN, "--epochs", "9", "--confidence", "95"), "Type 95%. Option: --confidence."),

@@ -388,7 +388,7 @@ def test_the_command_says_what_it_did_and_gives_it_back(cli: Cli) -> None:
         done = coded(cli("deflate", str(pid), "--cpu", "0.25cores", "--json").stdout)
         assert done["cores"] == 0.25
         assert done["busy_cores"] > 0, "both spin, whoever else does"
-        assert done["not_asked"] == "no rank of a stallwise.elastic session is in it"
+        assert done["not_asked"]["text"] == "no rank of a stallwise.elastic session is in it"
         assert str(pid) in cli("deflate").stdout
         assert cli("deflate", str(pid), "--undo").stdout == f"{pid} has everything back.\n"
         assert cli("deflate").stdout == "Nothing is deflated.\n"

@@ -48,6 +48,7 @@ from stallwise.deflate.requests import (
     write_request,
 )
 from stallwise.errors import InputError, StallwiseError
+from stallwise.sentences import Sentence
 
 PERIOD_US = 10_000
 _IDLE_CORES = 0.005
@@ -87,8 +88,8 @@ class DeflationResult:
     asked: tuple[int, ...]
     """Ranks of the job that take a smaller part of the batch on request."""
     speed: float | None
-    not_asked: str
-    """Why none does; empty where one does, or none needs to."""
+    not_asked: Sentence | None
+    """Why none does; None where one does, or none needs to."""
     groups: tuple[str, ...]
     until: float | None
     """Unix time at which it ends by itself."""
@@ -265,9 +266,13 @@ def _check_request(request: DeflationRequest, ranks: Sequence[ListeningRank]) ->
         raise InputError(f"No rank can take a smaller part of the batch: {_unable(ranks)}. Nothing was changed.")
 
 
-def _unable(ranks: Sequence[ListeningRank]) -> str:
+def _unable(ranks: Sequence[ListeningRank]) -> Sentence:
     why = next((rank.why for rank in ranks if rank.why), "")
-    return why or ("the job has one rank" if ranks else "no rank of a stallwise.elastic session is in it")
+    if why:
+        return Sentence("ranks.unable", why)
+    if ranks:
+        return Sentence("ranks.one", "the job has one rank")
+    return Sentence("ranks.none", "no rank of a stallwise.elastic session is in it")
 
 
 def _speed(
@@ -276,24 +281,25 @@ def _speed(
     ranks: Sequence[ListeningRank],
     cores: float | None,
     busy: float | None,
-) -> tuple[float | None, str]:
+) -> tuple[float | None, Sentence | None]:
     """Return the speed to request, or why none: an explicit one, else the lower of an earlier one and the quota's."""
     if not request.cooperative:
-        return None, "not wanted"
+        return None, Sentence("ranks.left-alone", "not wanted")
     if request.speed is not None:
         return _if_less(request.speed)
     if request.cpu is None:  # memory alone changes nothing about it
-        return before.speed, "" if before.speed is not None else "nothing that ranks could help with is taken"
+        useless = Sentence("ranks.cannot-help", "nothing that ranks could help with is taken")
+        return before.speed, None if before.speed is not None else useless
     if before.batch is None and not adjustable(ranks):
         return None, _unable(ranks)
     earlier = [] if before.batch is None else [before.batch]
     if cores is not None and busy:
         return _if_less(min(cores / busy, *earlier, 1.0))
-    return _if_less(before.batch) if before.batch is not None else (None, "it was idle")
+    return _if_less(before.batch) if before.batch is not None else (None, Sentence("job.idle", "it was idle"))
 
 
-def _if_less(speed: float) -> tuple[float | None, str]:
-    return (speed, "") if speed < 1.0 else (None, "what is left is enough")
+def _if_less(speed: float) -> tuple[float | None, Sentence | None]:
+    return (speed, None) if speed < 1.0 else (None, Sentence("job.has-enough", "what is left is enough"))
 
 
 def _explicit_speed(request: DeflationRequest, before: DeflationRecord) -> float | None:

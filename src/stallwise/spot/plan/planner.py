@@ -29,7 +29,7 @@ from stallwise.spot.plan.request import (
     SpotRequest,
 )
 from stallwise.spot.plan.simulate import OnDemandPolicy, Outcomes, simulate
-from stallwise.units import SECONDS_PER_HOUR
+from stallwise.units import SECONDS_PER_HOUR, show_count, show_seconds
 
 # Steps of the dynamic programme: its time grows with the third power.
 _GRID = 150
@@ -120,6 +120,28 @@ def refuse_without_checkpoints(request: SpotRequest) -> None:
     )
 
 
+_FEWEST_REPLAYS = 200
+"""Of each interval that is tried."""
+_MOST_LOSSES = 5e7
+"""Losses of all replays of one plan: with the intervals and levers that are tried too, a few minutes."""
+
+
+def _refuse_too_many_losses(request: SpotRequest) -> None:
+    """Raise `InputError` for replays that would take hours."""
+    if request.replayed or not request.fleet.spot_machines:
+        return
+    losses = request.work_s / mean_time_to_loss_s(request.fleet.lives)
+    if losses * max(_FEWEST_REPLAYS, request.replays) <= _MOST_LOSSES:
+        return
+    fewer = int(_MOST_LOSSES / losses)
+    advice = f"Take at most {fewer:,} replays." if fewer >= _FEWEST_REPLAYS else "Plan a shorter job."
+    raise InputError(
+        f"The job takes {show_seconds(request.work_s)} at full speed and loses {show_count(round(losses))} machines: "
+        f"too many to replay it {request.replays:,} times. {advice}",
+        fields=("replays",) if fewer >= _FEWEST_REPLAYS else ("steps",),
+    )
+
+
 def _first_loss(fleet: SpotFleet, horizon_s: float) -> Lifetime:
     """Distribution of the time to the first loss in the fleet."""
     return first_loss_of(fleet.lives, horizon_s) if fleet.spot_machines > 1 else fleet.lives[0][0]
@@ -169,7 +191,7 @@ def _schedule(request: SpotRequest) -> tuple[float, ...]:
 
 
 def _search(request: SpotRequest, daly_s: float) -> list[tuple[float, float]]:
-    fewer = replace(request, replays=max(200, min(4000, request.replays)))
+    fewer = replace(request, replays=max(_FEWEST_REPLAYS, min(4000, request.replays)))
     candidates = {min(request.work_s, factor * daly_s) for factor in _SEARCHED}
     tried = []
     for interval_s in sorted(candidates):
@@ -359,6 +381,7 @@ _DECILES = tuple(round(0.05 * i, 2) for i in range(1, 20))
 def make_plan(request: SpotRequest) -> SpotPlan:
     """Answer a request; raise `InputError` for a plan without checkpoints on machines that can be lost."""
     refuse_without_checkpoints(request)
+    _refuse_too_many_losses(request)
     interval = choose_interval(request)
     outcomes = evaluate(request, interval.used_s)
     result = judge_outcomes(outcomes, request)
