@@ -74,7 +74,10 @@ def test_a_small_study_over_the_link_as_it_is(cli: Cli, tmp_path: Path) -> None:
     by_name = {row["network"]: row for row in link["networks"]}
     assert by_name["vgg11"]["gradient_bytes"] == pytest.approx(132_863_336 * 4 / 64, rel=1e-4)
     assert min(link["coefficients"].values()) >= 0
-    assert set(link["family_errors"]) >= {"vgg", "alexnet"}
+    # A network whose exchange was not seen to cost anything, on a busy machine, says nothing of its family.
+    stalled = {row["family"] for row in link["networks"] if row["stall_s"] > 0}
+    assert set(link["family_errors"]) <= stalled
+    assert link["family_errors"]
 
     lines = (tmp_path / "s" / SAMPLES_NAME).read_bytes()
     again = cli("study", "-o", "s", "--rates", "as-is", *SMALL, "--json")

@@ -1,6 +1,7 @@
 """After ablated blocks training goes on from where it was, to the bit."""
 
 import copy
+import gc
 import random
 from collections.abc import Callable
 from typing import Any
@@ -110,6 +111,25 @@ def test_training_goes_on_as_if_nothing_had_happened() -> None:
         watched.step()
     assert same(quiet.state()["model"], watched.state()["model"])
     assert same(quiet.state()["average"], watched.state()["average"])
+
+
+def test_models_that_are_garbage_do_not_hide_an_average_of_the_weights() -> None:
+    """A script that tries one model after the other, and a collector that comes seldom."""
+    gc.collect()
+    gc.disable()
+    try:
+        for _ in range(10):
+            dead = Training(MAKERS["momentum"])
+            dead.model.itself = [dead.model]  # type: ignore[assignment]
+        del dead
+        training = Training(MAKERS["momentum"])
+        before = training.state()["average"]
+        snapshot = TrainingSnapshot([training.optimizer])
+        training.step()
+        snapshot.restore()
+    finally:
+        gc.enable()
+    assert same(before, training.state()["average"])
 
 
 def test_nested_optimizer_state_is_put_back() -> None:

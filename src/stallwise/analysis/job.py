@@ -419,13 +419,13 @@ _KERNEL_S = 1e-5  # of the host, for a kernel of a step that the device was neve
 
 
 def _host(measured: StepMeasurement, work: StepWork | None) -> tuple[float, float]:
-    """Seconds of launching a step, and of other things that a device waits for its host for; 0 where not observed.
+    """Seconds of launching a step, and of other things that a device waits for its host for; 0 where none was observed.
 
     Where the device hardly waits, launching is hidden behind its work: then it takes what its kernels usually take, and
     at most half of the step.
     """
     split = measured.split
-    if split.host is None or not measured.on_device:
+    if split.host is None or split.host.s == 0 or not measured.on_device:
         return 0.0, 0.0
     waits = sum(cause.s for cause in measured.observed if cause.part == "host" and cause.cause != LAUNCH)
     waits_s = min(waits, split.host.s)

@@ -41,6 +41,10 @@ class TrainingSnapshot:
         optimizers = list(optimizers)
         self._optimizers = [(o, self._keep_groups(o), self._keep_states(o)) for o in optimizers]
         modules, stateful = _live_modules_and_stateful()
+        if not self._are_few(modules):
+            del modules, stateful
+            gc.collect()  # models that nobody uses any more are no reason to leave out an average of the weights
+            modules, stateful = _live_modules_and_stateful()
         self._keep_modules(modules)
         scripts = _ScriptObjects(optimizers)
         self._containers = [(container, copy.copy(container)) for container in scripts.averages]
@@ -106,10 +110,7 @@ class TrainingSnapshot:
 
         Frozen weights never change and can be many times the trained ones: they are not copied.
         """
-        trained = sum(live.nbytes for live in self._live.values())
-        others = {id(p): p for m in modules for p in m._parameters.values() if p is not None}
-        others = {key: p for key, p in others.items() if key not in self._live}
-        few = sum(p.nbytes for p in others.values()) <= 2 * trained
+        others, few = self._others_of(modules), self._are_few(modules)
         for parameter in others.values():
             if few or parameter._version >= _UPDATED_VERSION:
                 self._keep_tensor(parameter)
@@ -117,6 +118,16 @@ class TrainingSnapshot:
             for buffer in module._buffers.values():
                 if buffer is not None:
                     self._keep_tensor(buffer)
+
+    def _others_of(self, modules: list[torch.nn.Module]) -> dict[int, torch.Tensor]:
+        """Parameters outside the optimizers."""
+        every = {id(p): p for m in modules for p in m._parameters.values() if p is not None}
+        return {key: p for key, p in every.items() if key not in self._live}
+
+    def _are_few(self, modules: list[torch.nn.Module]) -> bool:
+        """Whether the parameters outside the optimizers are at most twice what the optimizers hold."""
+        trained_bytes = sum(live.nbytes for live in self._live.values())
+        return sum(p.nbytes for p in self._others_of(modules).values()) <= 2 * trained_bytes
 
     def _keep_value(self, value: Any) -> Any:
         """A tensor keeps its identity and is copied back; anything else (counters, lists) is copied now."""
