@@ -9,7 +9,9 @@ from typing import TYPE_CHECKING, Any, Literal
 
 import pytest
 
-from tests.conftest import Cli, lacks
+from stallwise.analysis import open_run
+from stallwise.web._documents import split_rows
+from tests.conftest import ROOT, Cli, lacks
 from tests.report.conftest import pictures
 from tests.report.test_browser import _CONTRASTS, TEXT_CONTRAST
 from tests.web import axe
@@ -190,6 +192,26 @@ def test_a_curve_that_comes_late_is_not_drawn(tab: Opened) -> None:
     assert page.locator("text=of a moment ago").count() == 0
     page.locator("h2:has-text('More GPUs') + svg.picture").wait_for(state="attached")  # there is exactly one
     tab.quiet()
+
+
+def test_the_chosen_view_is_legible_under_the_mouse(tab: Opened) -> None:
+    page = tab.page
+    tab.go("whatif")
+    page.hover("[role=tab][aria-selected=true]")
+    style = "getComputedStyle(document.querySelector('[role=tab][aria-selected=true]'))"
+    ink, paper = page.evaluate(f"[{style}.color, {style}.backgroundColor]")
+    assert page.evaluate("document.querySelector('[role=tab][aria-selected=true]').matches(':hover')")
+    # Nothing of the text was left to see: white on nearly white.
+    lights = [sum(map(int, re.findall(r"\d+", colour)[:3])) for colour in (ink, paper)]
+    assert abs(lights[0] - lights[1]) > 300
+    tab.quiet()
+
+
+@pytest.mark.parametrize("name", ["images", "slow-data", "slow-data-fixed"])
+def test_the_parts_that_are_listed_of_a_run_add_up_to_its_step(name: str) -> None:
+    """Parts that were not told from zero stood beside the unassigned time that they are."""
+    rows = split_rows(open_run(ROOT / "examples/runs" / name).profile)
+    assert sum(row["share"] for row in rows) == pytest.approx(1.0)
 
 
 def test_the_step_over_time_shows_the_critical_path(tab: Opened) -> None:

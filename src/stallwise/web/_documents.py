@@ -263,7 +263,7 @@ def _step_figures(opened: OpenRun) -> dict[str, Any]:
 
 
 def split_rows(profile: Profile) -> list[dict[str, Any]]:
-    """The parts of a measured step."""
+    """The parts of a measured step, which add up to it: those not told from zero are what is unassigned."""
     return [
         {
             "name": part.name,
@@ -273,7 +273,7 @@ def split_rows(profile: Profile) -> list[dict[str, Any]]:
             "bounds": show_bounds(part.share.low_s, part.share.high_s),
         }
         for part in parts_of(profile)
-        if part.share is not None
+        if part.share is not None and part.words is None
     ]
 
 
