@@ -40,11 +40,7 @@ class TrainingSnapshot:
         self._live: dict[int, torch.Tensor] = {}
         optimizers = list(optimizers)
         self._optimizers = [(o, self._keep_groups(o), self._keep_states(o)) for o in optimizers]
-        modules, stateful = _live_modules_and_stateful()
-        if not self._are_few(modules):
-            del modules, stateful
-            gc.collect()  # models that nobody uses any more are no reason to leave out an average of the weights
-            modules, stateful = _live_modules_and_stateful()
+        modules, stateful = self._used_modules_and_stateful()
         self._keep_modules(modules)
         scripts = _ScriptObjects(optimizers)
         self._containers = [(container, copy.copy(container)) for container in scripts.averages]
@@ -118,6 +114,15 @@ class TrainingSnapshot:
             for buffer in module._buffers.values():
                 if buffer is not None:
                     self._keep_tensor(buffer)
+
+    def _used_modules_and_stateful(self) -> tuple[list[torch.nn.Module], list[Any]]:
+        """Models that nobody uses any more are no reason to leave out an average of the weights."""
+        modules, stateful = _live_modules_and_stateful()
+        if self._are_few(modules):
+            return modules, stateful
+        del modules, stateful
+        gc.collect()
+        return _live_modules_and_stateful()
 
     def _others_of(self, modules: list[torch.nn.Module]) -> dict[int, torch.Tensor]:
         """Parameters outside the optimizers."""
